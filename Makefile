@@ -1,0 +1,34 @@
+# Each target makes .venv by itself when there is none. `make install` again after changing pyproject.toml.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install test test-slow demo lint bench clean
+
+install: $(STAMP)  ## make .venv and install setstream with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $(STAMP)
+
+# One thread a worker: two workers on two cores are faster than one worker with two threads.
+test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block of the docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+
+demo: $(STAMP)  ## one set in four orders and chunkings; writes out/demo.png
+	$(BIN)/python examples/demo.py --out out/demo.png
+
+lint: $(STAMP)  ## ruff (style, imports, docstrings) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)  ## pooling speed against the direct form and torch SDPA, in one run
+	$(BIN)/python benchmarks/pooling.py
+
+clean:
+	rm -rf .venv out

@@ -1,0 +1,33 @@
+"""setstream: encode sets of any size, in any chunks, on any number of machines, to the same answer.
+
+    elements --phi--> features --pool--> State --finalize--> k slots --head--> output
+
+See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool, `State` for what is kept.
+"""
+
+from setstream import errors, nn, testing
+from setstream.encoder import SetEncoder, SetModel
+from setstream.pool import Pool
+from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel
+from setstream.state import State
+from setstream.stream import SetStream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SSE",
+    "UMBC",
+    "Activation",
+    "ChunkMean",
+    "DeepSets",
+    "HierarchicalSSE",
+    "Parallel",
+    "Pool",
+    "SetEncoder",
+    "SetModel",
+    "SetStream",
+    "State",
+    "errors",
+    "nn",
+    "testing",
+]

@@ -1,0 +1,251 @@
+"""SetEncoder: phi for each element, a pool for each set. SetModel: an encoder and a head.
+
+z = finalize( Σ_chunks absorb( phi(chunk) ) )          the same z for every way of cutting the set into chunks
+y = head(z)                                            any set function: the slots are few
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from setstream.errors import BatchStatisticsError, DeviceError, MismatchError, NonFiniteError, ShapeError
+from setstream.fingerprint import Origin
+from setstream.layout import Packed, Sets, pack
+from setstream.pool import Context, Pool, cast, named_tensors, parameter_dtype, take
+from setstream.state import State
+
+if TYPE_CHECKING:
+    from setstream.stream import SetStream
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether x holds no NaN and no infinity. One pass and no temporary unless the sum overflows."""
+    if not (x.is_floating_point() or x.is_complex()):
+        return True
+    x = x.detach()
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+class SetEncoder(nn.Module):
+    """Encode sets of any size, in any chunks: z = pool({phi(x) : x in set}).
+
+    `phi` is any module that treats elements independently: it gets (M, ...) elements and gives (M, in_dim) features.
+    Elements may be vectors, images, token ids. Chunks and sets come in any layout of `setstream.layout`: (B, n, ...) with
+    an optional mask, a list of B tensors, or a pair (x, ptr).
+
+    check_finite: refuse NaN and infinity at the door (once per chunk) and at the exit (once per set).
+    cast_input:   bring elements to phi's dtype; integers too, unless phi holds an embedding that wants them.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16, heads=2)).eval()
+    >>> x = torch.randn(3, 100, 2)
+    >>> state = None
+    >>> for chunk in x.split(7, dim=1):
+    ...     state = encoder.update(state, chunk)
+    >>> z = encoder.finalize(state)                # (B, num_slots, out_dim)
+    >>> z.shape, torch.allclose(z, encoder(x), atol=1e-5)
+    (torch.Size([3, 4, 16]), True)
+    """
+
+    def __init__(self, phi: nn.Module, pool: Pool, *, check_finite: bool = True, cast_input: bool = True) -> None:
+        super().__init__()
+        self.phi = phi
+        self.pool = pool
+        self.check_finite = check_finite
+        self.cast_input = cast_input
+        self._origin: Origin | None = None
+
+    # -- the three verbs ----------------------------------------------------------------------------------------------
+
+    def empty(self, batch: int, *, generator: torch.Generator | None = None) -> State:
+        """The state of `batch` sets that have no elements yet: the zero of `+`.
+
+        In training mode, pools with random slots draw them here, once for each set and pass. Start every chunk of a pass
+        from the same empty state (or from None and go on with what `update` gives), and all chunks share the draw.
+        """
+        if batch < 1:
+            raise ShapeError(f"a state holds at least one set; got batch = {batch}")
+        return self._stamp(self.pool.empty(batch, self._device(), generator))
+
+    def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None) -> State:
+        """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing)."""
+        packed = pack(chunk, mask)
+        if state is None:
+            state = self.empty(len(packed))
+        else:
+            self._must_be_mine(state)
+            if len(state) != len(packed):
+                raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
+        features = self.features(packed.elements)
+        context = self._context(state)
+        merged = state + self._absorb(state, context, packed, features)
+        merged.context = None if torch.is_grad_enabled() else context
+        return merged
+
+    def finalize(self, state: State) -> Any:
+        """Z of the sets: (B, num_slots, out_dim) from a pool with slots."""
+        self._must_be_mine(state)
+        dtype = parameter_dtype(self.pool) or parameter_dtype(self.phi) or torch.get_default_dtype()
+        z = cast(self.pool.finalize(state), dtype)
+        if self.check_finite:
+            for name, tensor in named_tensors(z):
+                if not all_finite(tensor):
+                    raise NonFiniteError(
+                        f"the encoding {name} holds NaN or infinity although the input was finite: phi or the weights "
+                        "overflow. Look at encoder.features(x); check_finite=False lets it pass."
+                    )
+        return z
+
+    def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
+        """Z of whole sets in one call: the same as `finalize(update(None, sets))`."""
+        return self.finalize(self.update(None, sets, mask))
+
+    # -- looking inside -----------------------------------------------------------------------------------------------
+
+    def features(self, elements: Tensor) -> Tensor:
+        """Phi of (M, ...) elements: (M, in_dim), checked."""
+        self._check_phi()
+        if elements.device != self._device():
+            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self._device()}: move one of them")
+        if self.check_finite and not all_finite(elements):
+            bad = ~torch.isfinite(elements.detach()).flatten(1).all(1) if elements.dim() > 1 else ~torch.isfinite(elements)
+            raise NonFiniteError(
+                f"{int(bad.sum())} of {len(elements)} elements hold NaN or infinity (first: element {int(bad.int().argmax())} "
+                f"of the real elements of this chunk). Clean or mask them; check_finite=False switches this check off."
+            )
+        in_dim = self.pool.in_dim
+        if not len(elements) and in_dim is not None:
+            return torch.empty(0, in_dim, device=elements.device, dtype=self._feature_dtype())
+        features: Tensor = self.phi(self._cast(elements))
+        if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
+            raise ShapeError(
+                f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the pool's "
+                f"in_dim; it gave {tuple(features.shape)}"
+            )
+        return features if features.is_floating_point() else features.to(self._feature_dtype())
+
+    def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+        """Each element's weight in each slot of the finished `state`: (B, heads, num_slots, n), zero where masked.
+
+        Over all chunks of a set the weights of a slot sum to one (for activations that normalise over the set), so a heat map
+        of a set of any size is drawn chunk by chunk. `chunk` is dense, (B, n, ...).
+        """
+        weigh = getattr(self.pool, "attention", None)
+        if weigh is None:
+            raise MismatchError(f"{type(self.pool).__name__} gives every element the same weight or none: no attention to show")
+        self._must_be_mine(state)
+        packed = pack(chunk, mask)
+        if mask is None:
+            features = self.features(packed.elements)
+        else:
+            real = self.features(packed.elements)
+            features = real.new_zeros(mask.numel(), real.shape[-1]).masked_scatter(mask.reshape(-1, 1), real)
+        return weigh(features.unflatten(0, chunk.shape[:2]), state, mask)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _absorb(self, state: State, context: Context, packed: Packed, features: Tensor) -> State:
+        """The state of the chunk alone, with the draw of `state`."""
+        device = features.device
+        order: list[int] = []
+        pieces: list[State] = []
+        for rows, block, mask in packed.groups(features):
+            whole = len(rows) == len(packed)
+            parts = self.pool.absorb_parts(context if whole else take(context, rows), block, mask)
+            pieces.append(State(parts, torch.tensor([packed.lengths[row] for row in rows], device=device)))
+            order += rows
+        idle = [row for row, length in enumerate(packed.lengths) if not length]
+        if idle:
+            count = torch.zeros(len(idle), dtype=torch.int64, device=device)
+            pieces.append(State(self.pool.empty_parts(len(idle), device), count))
+            order += idle
+        chunk = pieces[0] if len(pieces) == 1 else State.cat(pieces)[torch.tensor(order, device=device).argsort()]
+        chunk.parts = state.parts | chunk.parts  # the draw is shared, not absorbed
+        return self._stamp(chunk)
+
+    def _context(self, state: State) -> Context:
+        reusable = state.context is not None and not torch.is_grad_enabled() and state.origin is self._origin
+        return state.context if reusable and state.context is not None else self.pool.prepare(state)
+
+    def _stamp(self, state: State) -> State:
+        if self._origin is None or not self._origin.current():
+            self._origin = Origin(self)
+        state.origin = self._origin
+        return state
+
+    def _must_be_mine(self, state: State) -> None:
+        if self._origin is None or not self._origin.current():
+            self._origin = Origin(self)
+        if state.origin is None or not state.origin.same_as(self._origin):
+            raise MismatchError(
+                f"this state was made by another encoder (fingerprint {state.fingerprint}) than the one that should use it "
+                f"({self._origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
+            )
+        state.origin = self._origin  # equal: from now on one pointer comparison tells so
+
+    def _check_phi(self) -> None:
+        for name, module in self.phi.named_modules():
+            if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+                raise BatchStatisticsError(
+                    f"phi{'.' + name if name else ''} is a {type(module).__name__} that uses the statistics of its batch: each "
+                    "chunking would give another answer. Put it in eval mode (encoder.phi.eval() freezes its statistics), or "
+                    "use LayerNorm, GroupNorm or InstanceNorm, which look at one element only."
+                )
+
+    def _cast(self, elements: Tensor) -> Tensor:
+        dtype = parameter_dtype(self.phi)
+        if not self.cast_input or dtype is None or elements.dtype == dtype or elements.is_complex():
+            return elements
+        if not elements.is_floating_point() and any(
+            isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in self.phi.modules()
+        ):
+            return elements
+        return elements.to(dtype)
+
+    def _feature_dtype(self) -> torch.dtype:
+        return parameter_dtype(self.phi) or torch.get_default_dtype()
+
+    def _device(self) -> torch.device:
+        tensor = next(chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if tensor is None else tensor.device
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_origin": None}  # belongs to these weights in this process
+
+
+class SetModel(nn.Module):
+    """An encoder and a head: y = head(encoder(set)).
+
+    `head` is any module on what the pool gives, (B, num_slots, out_dim): a Set Transformer, a BERT, an MLP. However the set was
+    cut, the head sees the same slots, so the model is as consistent as its encoder.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
+    >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
+    >>> model(torch.randn(5, 100, 2)).shape
+    torch.Size([5, 1, 3])
+    """
+
+    def __init__(self, encoder: SetEncoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
+        """The head's output for whole sets."""
+        return self.head(self.encoder(sets, mask))
+
+    def finalize(self, state: State) -> Any:
+        """The head's output for a state of the encoder."""
+        return self.head(self.encoder.finalize(state))
+
+    def stream(self) -> SetStream:
+        """A stream that is fed as elements arrive and predicts with this model at any time."""
+        from setstream.stream import SetStream
+
+        return SetStream(self)

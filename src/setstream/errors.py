@@ -1,0 +1,59 @@
+"""What can go wrong, by name.
+
+Every error of the library is a `SetstreamError` and, where Python has a fitting built-in (`ValueError`, `TypeError`,
+`AssertionError`), that too, so that code which knows nothing of us still catches what it expects. A message says
+what came, what was expected and what to do.
+"""
+
+
+class SetstreamError(Exception):
+    """The base of all errors that setstream raises on purpose.
+
+    >>> import setstream as ss
+    >>> issubclass(ss.errors.ShapeError, ss.errors.SetstreamError)
+    True
+    """
+
+
+class ConfigurationError(SetstreamError, ValueError):
+    """An option has a value that it cannot have: an unknown activation, heads that do not divide the width."""
+
+
+class ShapeError(SetstreamError, ValueError):
+    """A tensor has another shape, layout or batch size than its place requires."""
+
+
+class MaskError(SetstreamError, ValueError):
+    """A mask is not a bool tensor of shape (B, N), or came with a layout that needs none."""
+
+
+class DeviceError(SetstreamError, ValueError):
+    """A tensor lies on another device than the module that should read it."""
+
+
+class NonFiniteError(SetstreamError, ValueError):
+    """NaN or infinity came in, or would have gone out."""
+
+
+class BatchStatisticsError(SetstreamError, ValueError):
+    """phi looks at other elements of its chunk (batch norm), so no chunking can give the same answer."""
+
+
+class MismatchError(SetstreamError, ValueError):
+    """Two states, or a state and an encoder, do not belong together."""
+
+
+class RemovalError(SetstreamError, ValueError):
+    """A state cannot lose elements: a maximum forgets what it was the maximum of."""
+
+
+class PrecisionError(SetstreamError, ArithmeticError):
+    """What would be left after a removal is smaller than the rounding error of what was removed."""
+
+
+class StateFormatError(SetstreamError, ValueError):
+    """The bytes are not an intact setstream state: truncated, edited, foreign, or of a newer version."""
+
+
+class LawViolation(SetstreamError, AssertionError):
+    """A check of `setstream.testing` measured that an encoder breaks a law."""

@@ -1,0 +1,137 @@
+"""How sets come in: three layouts, one packed form.
+
+    dense    x (B, N, ...) with an optional bool mask (B, N), True = real
+    ragged   a list of B tensors (N_i, ...)
+    packed   a pair (x (ΣN_i, ...), ptr (B+1,)): set i is x[ptr[i]:ptr[i+1]], as in PyG
+
+All become `Packed`: the real elements of all sets one after another, and the length of each set. phi therefore never
+sees padding (which may hold anything, NaN too), and the same set gives the same answer in every layout. Pools work on
+dense blocks, so `Packed.groups` regroups features by size: sets of one length as a view, others padded to less than twice
+their size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.errors import MaskError, ShapeError
+
+Array: TypeAlias = "Tensor | np.ndarray"
+Sets: TypeAlias = "Array | Sequence[Array] | tuple[Array, Array]"
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The elements (ΣN_i, ...) of B sets, one set after another, and the lengths N_i."""
+
+    elements: Tensor
+    lengths: list[int]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def groups(self, features: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+        """Dense blocks of the packed `features` (ΣN_i, D): which sets, (b, n, D), and a mask (b, n) if padded.
+
+        Sets without elements are in no group.
+        """
+        starts = np.cumsum([0, *self.lengths]).tolist()
+        if len(set(self.lengths)) == 1:
+            if self.lengths[0]:
+                yield list(range(len(self))), features.unflatten(0, (len(self), self.lengths[0])), None
+            return
+        buckets: dict[int, list[int]] = {}
+        for index, length in enumerate(self.lengths):
+            if length:
+                buckets.setdefault((length - 1).bit_length(), []).append(index)
+        for rows in buckets.values():
+            if len(rows) == 1:
+                yield rows, features[starts[rows[0]] : starts[rows[0] + 1]].unsqueeze(0), None
+                continue
+            lengths = torch.tensor([self.lengths[row] for row in rows])
+            offsets = torch.arange(int(lengths.max()))
+            mask = offsets < lengths[:, None]
+            # Padding repeats an element of the same set: finite like all features, and masked.
+            positions = torch.tensor([starts[row] for row in rows])[:, None] + offsets.minimum(lengths[:, None] - 1)
+            yield rows, features[positions.to(features.device)], mask.to(features.device)
+
+
+def _tensor(value: object, what: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
+    raise ShapeError(f"{what} must be a tensor or an array, got {type(value).__name__}")
+
+
+def pack(sets: Sets, mask: Tensor | None = None) -> Packed:
+    """Bring any of the three layouts into packed form, or say what is wrong with it."""
+    if isinstance(sets, tuple | list) and mask is not None:
+        raise MaskError("a mask goes with the dense layout (B, N, ...) only: ragged lists and (x, ptr) have no padding")
+    if isinstance(sets, tuple):
+        return _pack_pointers(sets)
+    if isinstance(sets, list):
+        return _pack_ragged(sets)
+    return _pack_dense(_tensor(sets, "sets"), mask)
+
+
+def _pack_dense(x: Tensor, mask: Tensor | None) -> Packed:
+    if x.dim() < 2:
+        raise ShapeError(f"sets must be (B, N, ...): a batch of sets of elements; got shape {tuple(x.shape)}")
+    batch, size = x.shape[:2]
+    if batch == 0:
+        raise ShapeError(f"the batch is empty: got shape {tuple(x.shape)}, expected at least one set")
+    if mask is None:
+        return Packed(x.flatten(0, 1), [size] * batch)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise MaskError(f"the mask must be a bool tensor, True for real elements; got {came}: use mask.bool()")
+    if mask.shape != (batch, size):
+        raise MaskError(f"the mask must have shape {(batch, size)} like the sets {tuple(x.shape)}; got {tuple(mask.shape)}")
+    if mask.device != x.device:
+        raise MaskError(f"the mask is on {mask.device}, the sets are on {x.device}: move one of them")
+    lengths = mask.sum(1).tolist()
+    return Packed(x.flatten(0, 1) if sum(lengths) == batch * size else x[mask], lengths)
+
+
+def _pack_ragged(sets: Sequence[object]) -> Packed:
+    if not sets:
+        raise ShapeError("the batch is empty: got an empty list, expected at least one set")
+    tensors = [_tensor(item, f"set {index} of the list") for index, item in enumerate(sets)]
+    for index, item in enumerate(tensors):
+        if item.dim() < 1:
+            raise ShapeError(f"set {index} of the list is a single number; expected (N, ...) elements")
+        if item.shape[1:] != tensors[0].shape[1:]:
+            raise ShapeError(
+                f"all sets must have elements of one shape: set 0 has {tuple(tensors[0].shape[1:])}, "
+                f"set {index} has {tuple(item.shape[1:])}"
+            )
+    elements = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return Packed(elements, [len(item) for item in tensors])
+
+
+def _pack_pointers(sets: tuple[object, ...]) -> Packed:
+    if len(sets) != 2:
+        raise ShapeError(f"a tuple must be the pair (x, ptr); got {len(sets)} items. Give ragged sets as a list.")
+    x, ptr = _tensor(sets[0], "x of (x, ptr)"), _tensor(sets[1], "ptr of (x, ptr)")
+    if ptr.dtype not in (torch.int64, torch.int32) or ptr.dim() != 1:
+        raise ShapeError(
+            f"ptr must be (B + 1,) integers that start at 0 and end at len(x); got {ptr.dtype} of shape {tuple(ptr.shape)}. "
+            "Give ragged sets as a list, not as a tuple."
+        )
+    bounds = ptr.tolist()
+    if len(bounds) < 2:
+        raise ShapeError(f"the batch is empty: ptr has {len(bounds)} entries, expected at least two")
+    lengths = [end - start for start, end in pairwise(bounds)]
+    if bounds[0] != 0 or x.dim() < 1 or bounds[-1] != len(x) or min(lengths) < 0:
+        raise ShapeError(
+            f"ptr must rise from 0 to len(x) = {len(x) if x.dim() else 0}; got {bounds[:8]}{'...' if len(bounds) > 8 else ''}"
+        )
+    return Packed(x, lengths)

@@ -1,0 +1,68 @@
+"""Multi-head attention of queries over the real elements of a set, through torch's fused kernel.
+
+    Multihead(Q, X) = [softmax(Q_h K_hᵀ / √(d/H)) V_h]_h Wo,     Q_h, K_h, V_h: heads of Q Wq, X Wk, X Wv
+
+Scaled by the width of a head. A set without real elements gives zeros, and what lies under the mask does not matter, NaN
+included.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError, MaskError, ShapeError
+
+
+def check_set(x: Tensor, dim: int, mask: Tensor | None, who: nn.Module) -> Tensor:
+    """X (B, N, dim) with zeros where masked; an error that names the module if the shapes do not fit."""
+    name = type(who).__name__
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise ShapeError(f"{name} takes sets of shape (B, N, {dim}); got {tuple(x.shape)}")
+    if mask is None:
+        return x
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        raise MaskError(
+            f"{name} takes a bool mask {tuple(x.shape[:2])}, True for real elements; got {mask.dtype} {tuple(mask.shape)}"
+        )
+    return x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Heads must divide dim."""
+    if heads < 1 or dim % heads:
+        raise ConfigurationError(f"heads must divide dim; got dim = {dim} and heads = {heads}")
+
+
+class Attention(nn.Module):
+    """Multi-head attention: queries (B, M, dim) over elements (B, N, dim) with an optional mask (B, N), to (B, M, dim).
+
+    >>> import torch
+    >>> attention = Attention(16, heads=4)
+    >>> attention(torch.randn(2, 3, 16), torch.randn(2, 10, 16)).shape
+    torch.Size([2, 3, 16])
+    """
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__()
+        check_heads(dim, heads)
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, queries: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend; `x` is zero where masked."""
+        q, k, v = (
+            rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (self.query(queries), self.key(x), self.value(x))
+        )
+        if not x.shape[1]:
+            return torch.zeros_like(queries)
+        if mask is None:
+            return self._join(F.scaled_dot_product_attention(q, k, v))
+        real = mask.any(1)[:, None, None]  # (B, 1, 1)
+        # Rows without any key would be 0/0: they attend to their (zeroed) padding instead, and the result is dropped.
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=(mask[:, None] | ~real)[:, None])
+        return self._join(attended).masked_fill(~real, 0.0)
+
+    def _join(self, attended: Tensor) -> Tensor:
+        return self.out(attended.transpose(1, 2).flatten(2))

@@ -1,0 +1,111 @@
+"""Set pooling by differentiable expectation maximisation.
+
+Each head is a mixture of p diagonal Gaussians with a learned prior (Dirichlet on the weights, normal-inverse-Wishart on
+means and variances). Starting from the prior's mode, L steps of MAP-EM fit it to the set:
+
+    q_nc = π_c N(x_n; μ_c, σ²_c) / Σ_c' ...                              responsibilities
+    w_c  = Σ_n q_nc
+    π_c  = (w_c + τ) / Σ_c' (w_c' + τ)
+    μ_c  = (Σ_n q_nc x_n + τ m_c) / (w_c + τ)                            m_c, v_c: the prior's anchors
+    σ²_c = (Σ_n q_nc x_n² + τ (v_c + m_c²)) / (w_c + τ) - μ_c²           τ: the prior's strength
+
+Kim, "Differentiable Expectation-Maximization for Set Representation Learning", ICLR 2022. All steps are differentiable;
+an empty set gives the prior.
+
+Output, of H heads of p components in dim d:
+    best   one-hot of the head with the highest likelihood, and its π, μ, σ²:     H + p + 2 p d     (1286 for H=1, p=5, d=128)
+    all    π, μ, σ² of every head:                                                H (p + 2 p d)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError
+from setstream.nn.attention import check_set
+
+OUTPUTS = ("best", "all")
+SMALLEST_VARIANCE = 1e-6
+
+
+class DiffEM(nn.Module):
+    """Differentiable EM pooling: (B, N, dim) to (B, out_dim), out_dim as the formula above has it.
+
+    >>> import torch, setstream as ss
+    >>> pool = ss.nn.DiffEM(128, heads=1, components=5)
+    >>> pool(torch.randn(2, 10, 128)).shape, pool.out_dim
+    (torch.Size([2, 1286]), 1286)
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 5,
+        components: int = 4,
+        steps: int = 3,
+        strength: float = 0.01,
+        output: str = "best",
+    ) -> None:
+        super().__init__()
+        if output not in OUTPUTS:
+            raise ConfigurationError(f"unknown output {output!r}: choose one of {', '.join(OUTPUTS)}")
+        if min(heads, components, steps) < 1 or not strength > 0:
+            raise ConfigurationError(
+                f"heads, components, steps >= 1 and strength > 0 are needed; got {heads}, {components}, {steps}, {strength}"
+            )
+        self.dim, self.heads, self.components, self.steps = dim, heads, components, steps
+        self.strength, self.output = strength, output
+        mixture = components + 2 * components * dim
+        self.out_dim = heads + mixture if output == "best" else heads * mixture
+        self.means = nn.Parameter(torch.randn(heads, components, dim) / math.sqrt(dim))
+        self.raw_variances = nn.Parameter(torch.full((heads, components, dim), math.log(math.e - 1)))  # softplus gives 1
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The fitted mixtures as one vector per set."""
+        x = check_set(x, self.dim, mask, self)
+        weights, means, variances, likelihood = self.fit(x, mask)
+        if self.output == "all":
+            return torch.cat([weights.flatten(1), means.flatten(1), variances.flatten(1)], dim=1)
+        best = likelihood.argmax(1)  # (B,)
+        rows = torch.arange(len(x), device=x.device)
+        chosen = [t[rows, best].flatten(1) for t in (weights, means, variances)]
+        return torch.cat([F.one_hot(best, self.heads).to(x.dtype), *chosen], dim=1)
+
+    def fit(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """MAP-EM: weights (B, H, p), means and variances (B, H, p, d), mean log-likelihood (B, H) of the fit."""
+        batch = len(x)
+        anchors, spread = self.means, F.softplus(self.raw_variances)
+        tau = self.strength
+        weights = x.new_full((batch, self.heads, self.components), 1.0 / self.components)
+        means, variances = (t.expand(batch, -1, -1, -1) for t in (anchors, spread))
+        real = None if mask is None else mask[:, None, :, None].to(x.dtype)
+        for _ in range(self.steps):
+            joint = self._log_joint(x, weights, means, variances)
+            q = joint.softmax(-1) if real is None else joint.softmax(-1) * real  # (B, H, N, p)
+            w = q.sum(2) + tau  # (B, H, p)
+            first = q.mT @ x.unsqueeze(1)  # (B, H, p, d)
+            second = q.mT @ x.square().unsqueeze(1)
+            weights = w / w.sum(-1, keepdim=True)
+            means = (first + tau * anchors) / w.unsqueeze(-1)
+            raw = (second + tau * (spread + anchors.square())) / w.unsqueeze(-1) - means.square()
+            variances = raw.clamp(min=SMALLEST_VARIANCE)
+        evidence = self._log_joint(x, weights, means, variances).logsumexp(-1)  # (B, H, N)
+        if mask is None:
+            return weights, means, variances, evidence.sum(-1) / max(x.shape[1], 1)
+        return weights, means, variances, (evidence * mask[:, None]).sum(-1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+    @staticmethod
+    def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+        """Log π_c + log N(x_n; μ_c, σ²_c), (B, H, N, p), by products: no (N, p, d) tensor."""
+        precision = variances.reciprocal()
+        quadratic = (
+            x.square().unsqueeze(1) @ precision.mT
+            - 2 * x.unsqueeze(1) @ (means * precision).mT
+            + (means.square() * precision).sum(-1).unsqueeze(2)
+        )
+        constant = weights.log() - 0.5 * (variances.log().sum(-1) + x.shape[-1] * math.log(2 * math.pi))
+        return constant.unsqueeze(2) - 0.5 * quadratic

@@ -1,0 +1,60 @@
+"""The baseline that is *not* consistent: any set function on each chunk, then the mean.
+
+    z = (1/C) Σ_c f(chunk_c)          C chunks; f sees one chunk at a time and never the set
+
+This is how set functions that need their whole input are commonly run on streams (appendix E of the UMBC paper). The answer
+depends on where the set was cut; `ss.testing.check_mini_batch_consistency` says by how much.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from setstream.parts import Part, Sums, accumulator_dtype, align
+from setstream.pool import Context, Pool
+from setstream.state import State
+
+
+class ChunkMean(Pool):
+    """The mean of module(chunk) over the chunks: features (B, n, D) to whatever the module gives, (B, ...).
+
+    The module is called as module(features) or module(features, mask=mask).
+
+    >>> import torch, setstream as ss
+    >>> pool = ss.ChunkMean(ss.nn.SetTransformer(8))
+    >>> pool.consistent
+    False
+    >>> pool(torch.randn(2, 10, 8)).shape
+    torch.Size([2, 1, 8])
+    """
+
+    consistent = False
+
+    def __init__(self, module: nn.Module, in_dim: int | None = None) -> None:
+        super().__init__()
+        self.module, self.in_dim = module, in_dim
+
+    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+        """No chunk seen; of width one until the module has shown its own."""
+        dtype = accumulator_dtype(device)
+        total, chunks = (
+            torch.zeros(batch, 1, dtype=dtype, device=device),
+            torch.zeros(batch, dtype=dtype, device=device),
+        )
+        return {"pooled": Sums(total=total, chunks=chunks)}
+
+    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+        """One more chunk."""
+        encoded: Tensor = self.module(features) if mask is None else self.module(features, mask=mask)
+        dtype = accumulator_dtype(features.device)
+        seen = features.new_ones(len(features)) if mask is None else mask.any(1)
+        chunks = seen.to(dtype)
+        return {"pooled": Sums(total=encoded.to(dtype) * align(chunks, encoded), chunks=chunks)}
+
+    def finalize(self, state: State) -> Tensor:
+        """The mean over the chunks, zeros where there was none."""
+        pooled = state.parts["pooled"]
+        total = pooled["total"]
+        chunks = align(pooled["chunks"], total)
+        return total / chunks.masked_fill(chunks == 0, 1.0)

@@ -1,0 +1,83 @@
+"""DeepSets: plain pooling of features over the set.
+
+    sum    z = Σ_j φ_j                 mean   z = (1/N) Σ_j φ_j
+    max    z = max_j φ_j               min    z = min_j φ_j          feature by feature
+
+Zaheer et al., "Deep Sets", NeurIPS 2017. An empty set gives zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setstream.errors import ConfigurationError
+from setstream.parts import Maximum, Minimum, Part, Sums, accumulator_dtype, align
+from setstream.pool import Context, Pool
+from setstream.state import State
+
+EXTREMA: dict[str, type[Maximum] | type[Minimum]] = {"max": Maximum, "min": Minimum}
+POOLS = ("mean", "sum", *EXTREMA)
+
+
+class DeepSets(Pool):
+    """Mean, sum, max or min over the elements: (B, N, D) to (B, D).
+
+    in_dim: checked if given; it also gives empty states their width.
+
+    >>> import torch, setstream as ss
+    >>> x = torch.tensor([[[1.0, -2.0], [3.0, 0.0]]])
+    >>> [ss.DeepSets(pool)(x).tolist() for pool in ("mean", "sum", "max", "min")]
+    [[[2.0, -1.0]], [[4.0, -2.0]], [[3.0, 0.0]], [[1.0, -2.0]]]
+    """
+
+    def __init__(self, pool: str = "mean", in_dim: int | None = None) -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise ConfigurationError(f"unknown pool {pool!r}: choose one of {', '.join(POOLS)}")
+        self.pool, self.in_dim = pool, in_dim
+
+    def configuration(self) -> dict[str, Any]:
+        """The kind of pooling."""
+        return {"pool": self.pool}
+
+    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+        """Zero sums, or infinities; of width one where the width is not known yet, which fits any."""
+        shape = (batch, self.in_dim or 1)
+        if self.pool in EXTREMA:
+            kind = EXTREMA[self.pool]
+            return {"pooled": kind(value=torch.full(shape, kind.nothing, device=device))}
+        dtype = accumulator_dtype(device)
+        total, mass = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(batch, dtype=dtype, device=device)
+        return {"pooled": Sums(total=total, mass=mass)}
+
+    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+        """Pool one chunk."""
+        features = features.to(torch.promote_types(features.dtype, torch.float32))
+        hidden = None if mask is None else ~mask.unsqueeze(-1)
+        if self.pool in EXTREMA:
+            kind = EXTREMA[self.pool]
+            features = features if hidden is None else features.masked_fill(hidden, kind.nothing)
+            return {"pooled": kind(value=features.amax(1) if self.pool == "max" else features.amin(1))}
+        dtype = accumulator_dtype(features.device)
+        features = features if hidden is None else features.masked_fill(hidden, 0.0)
+        mass = torch.full((len(features),), features.shape[1], device=features.device) if mask is None else mask.sum(1)
+        return {"pooled": Sums(total=features.sum(1, dtype=dtype), mass=mass.to(dtype))}
+
+    def finalize(self, state: State) -> Tensor:
+        """(B, D), zeros for sets without elements."""
+        pooled = state.parts["pooled"]
+        if self.pool in EXTREMA:
+            value = pooled["value"]
+            return value.masked_fill(align(state.count == 0, value), 0.0)
+        total = pooled["total"]
+        if self.pool == "mean":
+            mass = align(pooled["mass"], total)
+            total = total / mass.masked_fill(mass == 0, 1.0)
+        return total
+
+    def extra_repr(self) -> str:
+        """The kind of pooling."""
+        return self.pool

@@ -1,0 +1,261 @@
+"""UMBC: slots attend to the elements of a set, through sums that any partition gives alike.
+
+    Q = LN(S Wq)                         (K, d)      S (K, slot_dim) slots, LN optional, d = out_dim
+    l = Q (Φ Wk + bk)ᵀ / √(d/H)          (K, N)      per head; Φ (N, in_dim) features
+    A = activation(l)                    (K, N)      strictly positive
+    z = A (Φ Wv + bv) / A 1_N            (K, d)      the division only where the activation normalises over the set
+
+Willette et al., "Scalable Set Encoding with Universal Mini-Batch Consistency and Unbiased Full Set Gradient
+Approximation", ICML 2023, eq. 3-6. Numerator A·(...) and normaliser A·1 are sums over elements: they are the state.
+
+The projections fold. Q (Φ Wk)ᵀ = (Q Wkᵀ) Φᵀ and A (Φ Wv) = (A Φ) Wv, so with few slots the elements are never projected: Wk
+goes into the queries once a pass, and Wv is applied to the K pooled rows once a set. Multiply-adds per element:
+
+    folded   2 H K in_dim                direct   2 in_dim d + 2 K d
+
+The cheaper one is chosen when the pool is built. bk moves every logit of a slot by one constant, which a softmax does not
+see (there is none then); bv is added once where the weights sum to one, and times the weight where they do not. An empty set
+gives zeros.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError
+from setstream.parts import NOTHING, LogSums, Part, Shared, accumulator_dtype
+from setstream.pool import Context, Pool
+from setstream.pools.activations import Activation, resolve
+from setstream.pools.slots import Slots
+from setstream.pools.weighted_sums import log_weights, weighted_sums
+from setstream.state import State
+
+
+def folding_pays(in_dim: int, num_slots: int, out_dim: int, heads: int) -> bool:
+    """Whether pooling raw features takes fewer multiply-adds per element than projecting each element first.
+
+    >>> folding_pays(128, num_slots=4, out_dim=128, heads=4), folding_pays(128, num_slots=64, out_dim=128, heads=4)
+    (True, False)
+    """
+    return 2 * heads * num_slots * in_dim <= 2 * in_dim * out_dim + 2 * num_slots * out_dim
+
+
+class UMBC(Pool):
+    """Universally mini-batch consistent pooling: (B, N, in_dim) to (B, num_slots, out_dim).
+
+    slot_dim, out_dim: in_dim unless given. heads divides out_dim.
+    activation:        softmax, sigmoid, slot-softmax, slot-sigmoid, slot-exp, or an `ss.Activation`.
+    normalise:         divide by the weights' sum over the set; None: as the activation has it.
+    slots:             learned, gaussian or shared-gaussian (see `pools/slots.py`); eval_slots: mean or fixed.
+    slot_norm:         layer norm on the queries, as in the paper.
+    slot_residual:     add the queries to the pooled values: z = Q + A V.
+    norm_after:        layer norm on the result.
+    slot_dropout:      in training, each slot of each set is zeroed with this probability, the others scaled up.
+    bias:              biases of keys and values.
+    fold:              force folded (True) or direct (False) projections; None: whichever is cheaper.
+
+    >>> import torch, setstream as ss
+    >>> pool = ss.UMBC(in_dim=32, num_slots=4, slot_dim=16, out_dim=64, heads=4, slots="gaussian")
+    >>> pool(torch.randn(2, 1000, 32)).shape
+    torch.Size([2, 4, 64])
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        num_slots: int,
+        slot_dim: int | None = None,
+        out_dim: int | None = None,
+        heads: int = 1,
+        *,
+        activation: str | Activation = "softmax",
+        slots: str = "learned",
+        normalise: bool | None = None,
+        eval_slots: str = "mean",
+        slot_norm: bool = True,
+        slot_residual: bool = False,
+        norm_after: bool = False,
+        slot_dropout: float = 0.0,
+        bias: bool = True,
+        fold: bool | None = None,
+    ) -> None:
+        super().__init__()
+        slot_dim = in_dim if slot_dim is None else slot_dim
+        out_dim = in_dim if out_dim is None else out_dim
+        sizes = {"in_dim": in_dim, "num_slots": num_slots, "slot_dim": slot_dim, "out_dim": out_dim, "heads": heads}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1; got {value}")
+        if out_dim % heads:
+            raise ConfigurationError(f"heads must divide out_dim; got out_dim = {out_dim} and heads = {heads}")
+        if not 0.0 <= slot_dropout < 1.0:
+            raise ConfigurationError(f"slot_dropout is a probability below 1; got {slot_dropout}")
+        self.in_dim, self.num_slots, self.slot_dim, self.out_dim, self.heads = (
+            in_dim,
+            num_slots,
+            slot_dim,
+            out_dim,
+            heads,
+        )
+        self.activation = resolve(activation, normalise)
+        self.slot_residual, self.slot_dropout = slot_residual, slot_dropout
+        self.folded = folding_pays(in_dim, num_slots, out_dim, heads) if fold is None else fold
+        self.slots = Slots(slots, num_slots, slot_dim, eval_slots)
+        self.query = nn.Linear(slot_dim, out_dim, bias=False)
+        self.query_norm = nn.LayerNorm(out_dim) if slot_norm else nn.Identity()
+        self.key = nn.Linear(in_dim, out_dim, bias=bias and self.activation.name != "softmax")
+        self.value = nn.Linear(in_dim, out_dim, bias=bias)
+        self.norm = nn.LayerNorm(out_dim) if norm_after else nn.Identity()
+
+    def configuration(self) -> dict[str, Any]:
+        """What, with the weights, determines the result."""
+        activation = self.activation
+        return {
+            "heads": self.heads,
+            "activation": [activation.name, activation.log, activation.normalise],
+            "slots": self.slots.kind,
+            "slot_residual": self.slot_residual,
+            "folded": self.folded,
+        }
+
+    # -- the state ----------------------------------------------------------------------------------------------------
+
+    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+        """Zero sums, at a shift below every logit."""
+        width = self.in_dim if self.folded else self.out_dim // self.heads
+        shape, dtype = (batch, self.heads, self.num_slots), accumulator_dtype(device)
+        logits = torch.promote_types(self.query.weight.dtype, torch.float32)
+        return {
+            "pooled": LogSums(
+                numerator=torch.zeros(*shape, width or 0, dtype=dtype, device=device),
+                normaliser=torch.zeros(shape, dtype=dtype, device=device),
+                shift=torch.full(shape, NOTHING, dtype=logits, device=device),
+                spent=torch.zeros(shape, dtype=dtype, device=device),
+            )
+        }
+
+    def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
+        """The slots' noise in training; it travels with the state."""
+        noise = self.slots.draw(batch, device, generator)
+        return {} if noise is None else {"draw": Shared(noise=noise)}
+
+    # -- a pass -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, state: State) -> Context:
+        """The scaled queries (B or 1, G, R, E), with Wk inside if folded, and what bk adds to the logits."""
+        with self._no_autocast():
+            queries = self._split(self._queries(state)) * (self.out_dim // self.heads) ** -0.5  # (B, H, K, d/H)
+            context = {}
+            if self.key.bias is not None:
+                bias = self.key.bias.to(queries.dtype).view(self.heads, -1, 1)
+                context["offset"] = (queries @ bias).squeeze(-1)  # (B, H, K)
+            if self.folded:
+                queries = (queries @ self._heads_of(self.key, queries.dtype)).flatten(1, 2).unsqueeze(1)  # (B, 1, H K, in_dim)
+            context["queries"] = queries
+            return context
+
+    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+        """The weighted sums of one chunk."""
+        with self._no_autocast():
+            context, features = self._common(context, features)
+            slots = (self.heads, self.num_slots)
+            project = self._project_folded if self.folded else self._project_direct
+            queries, offset = context["queries"], context.get("offset")
+            return {"pooled": weighted_sums(queries, features, project, offset, self.activation, slots, mask)}
+
+    def finalize(self, state: State) -> Tensor:
+        """The slots' weighted means (or sums): (B, num_slots, out_dim)."""
+        with self._no_autocast():
+            pooled = state.parts["pooled"]
+            assert isinstance(pooled, LogSums)
+            if self.activation.normalise:  # an empty set has numerator 0: any divisor but 0 will do
+                normaliser = pooled["normaliser"]
+                values = pooled["numerator"] / normaliser.clamp(min=torch.finfo(normaliser.dtype).tiny).unsqueeze(-1)
+                weight = normaliser > 0
+            else:
+                values, weight = pooled.true_sums()
+            dtype = torch.promote_types(self.value.weight.dtype, torch.float32)
+            values = values.to(dtype).transpose(0, 1)  # (H, B, K, E)
+            if self.folded:
+                values = torch.bmm(values.flatten(1, 2), self._heads_of(self.value, dtype).mT).unflatten(1, values.shape[1:3])
+            if self.value.bias is not None:
+                bias = self.value.bias.to(dtype).view(self.heads, 1, 1, -1)
+                values = torch.addcmul(values, weight.to(dtype).transpose(0, 1).unsqueeze(-1), bias)
+            z = values.permute(1, 2, 0, 3).flatten(2)  # (B, K, d)
+            if self.slot_residual:
+                z = z + self._queries(state)
+            z = self.norm(z.to(self.value.weight.dtype))
+            if self.training and self.slot_dropout:
+                kept = torch.rand(z.shape[:2], device=z.device).unsqueeze(-1) >= self.slot_dropout
+                z = z * kept / (1.0 - self.slot_dropout)
+            return z
+
+    def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+        """Weights (B, H, K, n) of a chunk's features (B, n, in_dim) against a finished state, zero where masked."""
+        with self._no_autocast():
+            pooled = state.parts["pooled"]
+            context, features = self._common(self.prepare(state), features)
+            batch = len(features)
+            queries = context["queries"].expand(batch, *context["queries"].shape[1:]).flatten(0, 1)
+            keys, _ = (self._project_folded if self.folded else self._project_direct)(features)
+            slots = (batch, self.heads, self.num_slots)
+            weights, shift = log_weights(queries, keys, context.get("offset"), self.activation, slots, mask)
+            if not self.activation.normalise:
+                return weights * shift.exp().unsqueeze(-1)
+            total = pooled["normaliser"] * (pooled["shift"] - shift).to(pooled["normaliser"].dtype).exp()
+            total = total.masked_fill(total == 0, float("inf"))  # an empty set gives weight to nothing
+            return weights / total.to(weights.dtype).unsqueeze(-1)
+
+    def permute_slots_(self, order: Tensor) -> None:
+        """Reorder the slots in place, for the law of slot equivariance."""
+        self.slots.permute_(order)
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _queries(self, state: State) -> Tensor:
+        """Q (B or 1, K, d), in float32 at least."""
+        draw = state.parts.get("draw")
+        queries = self.query_norm(self.query(self.slots(None if draw is None else draw["noise"])))
+        return queries.to(torch.promote_types(queries.dtype, torch.float32))
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """(B, K, d) to (B, H, K, d/H)."""
+        return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _heads_of(self, linear: nn.Linear, dtype: torch.dtype) -> Tensor:
+        """A projection's weight by heads: (H, d/H, in_dim)."""
+        return linear.weight.to(dtype).view(self.heads, -1, linear.in_features)
+
+    def _project_folded(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return features.mT, features
+
+    def _project_direct(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys (B H, d/H, n) and values (B H, n, d/H), without biases: those enter as `offset` and in `finalize`."""
+        batch = len(features)
+        keys, values = (
+            torch.bmm(linear.weight.to(features.dtype).expand(batch, -1, -1), features.mT).view(
+                batch * self.heads, -1, features.shape[1]
+            )
+            for linear in (self.key, self.value)
+        )
+        return keys, values.mT
+
+    @staticmethod
+    def _common(context: Context, features: Tensor) -> tuple[Context, Tensor]:
+        """Queries and features in one floating-point type: the wider of the two, float32 at least."""
+        dtype = torch.promote_types(context["queries"].dtype, features.dtype)
+        return {name: tensor.to(dtype) for name, tensor in context.items()}, features.to(dtype)
+
+    def _no_autocast(self) -> AbstractContextManager[Any]:
+        """Logits, exponentials and sums are computed in float32 at least, whatever surrounds them."""
+        device = self.query.weight.device.type
+        return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        form = "folded" if self.folded else "direct"
+        return f"{self.in_dim} -> {self.num_slots} x {self.out_dim}, heads={self.heads}, {self.activation.name}, {form}"

@@ -1,0 +1,229 @@
+"""The state of a stream: all that is kept of the elements seen so far.
+
+    state(X ∪ Y) = state(X) + state(Y)          for disjoint X, Y: a commutative monoid, `encoder.empty(B)` its zero
+    state(X)     = state(X ∪ Y) - state(Y)      where the pool can (sums and weighted sums can, maxima cannot)
+    state * γ                                   every element seen so far weighs γ of what it did
+
+A state holds a batch of B sets. It is small (slots x width, whatever the number of elements), knows which encoder made
+it, and goes to bytes and back without pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from setstream.errors import ConfigurationError, MismatchError, RemovalError, ShapeError
+from setstream.fingerprint import Origin
+from setstream.parts import REMOVAL_TOLERANCE, Part
+
+
+class State:
+    """A batch of B partial set encodings that add up.
+
+    Users get states from `encoder.update` and `encoder.empty`; pools build them from parts.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=4, out_dim=8)).eval()
+    >>> morning, evening = torch.randn(2, 5, 3), torch.randn(2, 7, 3)
+    >>> a, b = encoder.update(None, morning), encoder.update(None, evening)
+    >>> (a + b).count
+    tensor([12, 12])
+    >>> z = encoder(torch.cat([morning, evening], dim=1))
+    >>> torch.allclose(encoder.finalize(a + b), z, atol=1e-5)
+    True
+    >>> torch.allclose(encoder.finalize(a + b - a), encoder(evening), atol=1e-5)
+    True
+    >>> len((a + b)[0])                            # one set of the batch, still a batch
+    1
+    >>> ss.State.from_bytes(a.to_bytes()).fingerprint == b.fingerprint
+    True
+    """
+
+    __slots__ = ("context", "count", "origin", "parts")
+
+    def __init__(self, parts: dict[str, Part], count: Tensor, origin: Origin | None = None) -> None:
+        self.parts = parts
+        #: Elements seen, per set: (B,) int64. Removal lowers it; forgetting does not.
+        self.count = count
+        self.origin = origin
+        # What the pool computed from its weights alone, kept along a stream so that it is computed once. Never saved.
+        self.context: dict[str, Tensor] | None = None
+
+    # -- the monoid ---------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: State) -> State:
+        self._must_match(other, "merge")
+        parts = {name: part.merge(other.parts[name]) for name, part in self.parts.items()}
+        return State(parts, self.count + other.count, self.origin)
+
+    def __radd__(self, other: object) -> State:
+        if other == 0:  # so that sum(states) works
+            return self
+        return NotImplemented
+
+    def __sub__(self, other: State) -> State:
+        return self.remove(other)
+
+    def remove(self, part: State, *, tolerance: float = REMOVAL_TOLERANCE) -> State:
+        """The state without the elements of `part`, which must have been merged into it before.
+
+        Sums subtract. A weighted sum subtracts at its shift: exact while the remaining elements carry a fair share of
+        each slot's weight. When heavy elements go and light ones stay, the difference drowns in the rounding error of
+        what was removed; that is estimated over the whole life of the state, and beyond `tolerance` (a relative error)
+        a PrecisionError is raised instead of a wrong state. A set that loses all its elements becomes exactly empty.
+        Plain sums of signed features (DeepSets) give no such sign: their error is the rounding error of the larger sum.
+        Maxima and minima cannot lose elements: RemovalError.
+        """
+        self._must_match(part, "remove")
+        count = self.count - part.count
+        if bool((count < 0).any()):
+            raise RemovalError(
+                f"cannot remove {part.count.tolist()} elements from sets that have seen {self.count.tolist()}: "
+                "only what was merged into a state can be taken out of it."
+            )
+        parts = {name: mine.remove(part.parts[name], count == 0, tolerance) for name, mine in self.parts.items()}
+        return State(parts, count, self.origin)
+
+    def __mul__(self, factor: float | Tensor) -> State:
+        if not isinstance(factor, int | float | Tensor):
+            return NotImplemented
+        factors = torch.as_tensor(factor, device=self.device)
+        if factors.dim() > 1 or (factors.dim() == 1 and len(factors) != len(self)):
+            raise ShapeError(
+                f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
+            )
+        if not bool(((factors > 0) & torch.isfinite(factors)).all()):
+            raise ConfigurationError(f"a state is scaled by positive finite numbers (0.9 forgets a tenth), not by {factor}")
+        per_set = factors.expand(len(self))
+        return State({name: part.scale(per_set) for name, part in self.parts.items()}, self.count, self.origin)
+
+    __rmul__ = __mul__
+
+    # -- the batch ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> State:
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"set {index} of a state that holds {len(self)}")
+            index = slice(index, index + 1 or None)
+        elif not isinstance(index, slice | Tensor):
+            index = torch.as_tensor(index, device=self.device)
+        return self._map(lambda tensor: tensor[index])
+
+    @staticmethod
+    def cat(states: Sequence[State]) -> State:
+        """One state that holds the sets of all given ones, in their order (the batch grows; the sets stay apart)."""
+        if not states:
+            raise ShapeError("State.cat needs at least one state, got an empty list")
+        first, *rest = states
+        for other in rest:
+            first._must_match(other, "cat", same_batch=False)
+        parts = {name: part.cat([other.parts[name] for other in rest]) for name, part in first.parts.items()}
+        return State(parts, torch.cat([state.count for state in states]), first.origin)
+
+    def select(self, prefix: str) -> State:
+        """The parts of one member of a `Parallel` pool."""
+        start = prefix + "/"
+        parts = {name.removeprefix(start): part for name, part in self.parts.items() if name.startswith(start)}
+        return State(parts, self.count, self.origin)
+
+    # -- where and how it is held -------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.count.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together: the price of keeping a stream open."""
+        return sum(tensor.nbytes for tensor in self._tensors().values()) + self.count.nbytes
+
+    def to(self, target: torch.device | str | torch.dtype) -> State:
+        """The state on another device, or with its sums in another floating-point type."""
+        if isinstance(target, torch.dtype):
+            if not target.is_floating_point:
+                raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
+            return State({name: part.to_dtype(target) for name, part in self.parts.items()}, self.count, self.origin)
+        return self._map(lambda tensor: tensor.to(target))
+
+    def detach(self) -> State:
+        """The same values without a graph."""
+        return self._map(Tensor.detach)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The digest of the encoder that made this state; None for a state that a bare pool made."""
+        return None if self.origin is None else self.origin.fingerprint
+
+    # -- to bytes and back --------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The state as safetensors bytes, with format version, fingerprint and checksum in the header."""
+        from setstream.state_io import dump
+
+        return dump(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The state in `data`; StateFormatError when the bytes are truncated, edited or of another kind."""
+        from setstream.state_io import parse
+
+        return cls(*parse(data))
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all."""
+        from setstream.state_io import write
+
+        write(self, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a state that `save` wrote."""
+        from setstream.state_io import read
+
+        return cls(*read(Path(path)))
+
+    def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
+        return State.from_bytes, (self.to_bytes(),)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self._tensors().items())
+        return f"State({len(self)} sets, count={self.count.tolist()}, {shapes}, device={self.device})"
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> State:
+        return State({name: part.map(change) for name, part in self.parts.items()}, change(self.count), self.origin)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors.items()}
+
+    def _must_match(self, other: State, action: str, same_batch: bool = True) -> None:
+        if not isinstance(other, State):
+            raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
+        mine = {name: part.kind for name, part in self.parts.items()}
+        theirs = {name: part.kind for name, part in other.parts.items()}
+        if mine != theirs:
+            hint = " One was made in training mode, with drawn slots, the other in eval mode?"
+            drawn = "shared" in mine.values() or "shared" in theirs.values()
+            raise MismatchError(f"cannot {action} states of different pools: {mine} and {theirs}." + hint * drawn)
+        if (self.origin is None) != (other.origin is None) or (
+            self.origin is not None and other.origin is not None and not self.origin.same_as(other.origin)
+        ):
+            raise MismatchError(
+                f"cannot {action} states of different encoders: fingerprints {self.fingerprint} and {other.fingerprint}. "
+                "States add up only when the same architecture with the same weights made them."
+            )
+        if same_batch and len(self) != len(other):
+            raise ShapeError(f"cannot {action} a state of {len(self)} sets and one of {len(other)}: the batches differ")
+        if self.device != other.device:
+            raise MismatchError(f"cannot {action} states on {self.device} and {other.device}: move one with state.to(device)")

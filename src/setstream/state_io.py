@@ -1,0 +1,122 @@
+"""A state as bytes: one safetensors blob.
+
+    header  __metadata__: format "setstream.state", version, fingerprint, parts (name -> kind), checksum
+    body    the tensors, named <part>.<tensor>, and `count`
+
+The checksum covers names, dtypes, shapes and bytes of all tensors and the rest of the metadata: safetensors itself
+notices a short file, but not a flipped bit. It guards against damage, not against forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from setstream.errors import StateFormatError
+from setstream.fingerprint import Origin, tensor_bytes
+from setstream.parts import Part
+
+if TYPE_CHECKING:
+    from setstream.state import State
+
+FORMAT = "setstream.state"
+VERSION = 1
+
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        hasher.update(tensor_bytes(tensor))
+    return hasher.hexdigest()
+
+
+def dump(state: State) -> bytes:
+    """The bytes of a state."""
+    tensors = {name: tensor.detach().contiguous() for name, tensor in state._tensors().items()}
+    tensors["count"] = state.count.contiguous()
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "fingerprint": state.fingerprint or "",
+        "parts": json.dumps({name: part.kind for name, part in state.parts.items()}),
+    }
+    # Tensors that are views of one storage would be refused: each gets its own memory.
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    return safetensors.torch.save(tensors, {**metadata, "checksum": _checksum(tensors, metadata)})
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """The `__metadata__` of a safetensors blob: eight bytes of length, then JSON."""
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        metadata = header["__metadata__"]
+    except (struct.error, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        raise StateFormatError(
+            f"these {len(data)} bytes are not a setstream state: no safetensors header with metadata ({error}). "
+            "Expected what State.to_bytes() or State.save() wrote."
+        ) from None
+    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+        kind = metadata.get("format", "unknown") if isinstance(metadata, dict) else "unknown"
+        raise StateFormatError(f"this is a safetensors file of format {kind!r}, not a setstream state ({FORMAT!r})")
+    return {str(key): str(value) for key, value in metadata.items()}
+
+
+def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
+    """Parts, count and origin of the state in `data`."""
+    data = bytes(data)
+    metadata = _metadata(data)
+    version = metadata.get("version", "")
+    if version != str(VERSION):
+        raise StateFormatError(
+            f"this state has format version {version!r}; this setstream reads version {VERSION}. Update setstream, or save "
+            "the state again with the version that reads it."
+        )
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
+    checksum = metadata.pop("checksum", "")
+    if checksum != _checksum(tensors, metadata):
+        raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
+    count = tensors.pop("count")
+    parts: dict[str, Part] = {}
+    for name, kind in json.loads(metadata["parts"]).items():
+        start = name + "."
+        named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        parts[name] = Part.of_kind(kind)(**named)
+    fingerprint = metadata["fingerprint"]
+    return parts, count, Origin(None, fingerprint) if fingerprint else None
+
+
+def write(state: State, path: Path) -> None:
+    """Write to a temporary file beside `path`, then rename: a crash leaves the old file or the new one."""
+    data = dump(state)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read(path: Path) -> tuple[dict[str, Part], Tensor, Origin | None]:
+    """Read what `write` wrote; an error names the file."""
+    try:
+        return parse(path.read_bytes())
+    except StateFormatError as error:
+        raise StateFormatError(f"{path}: {error}") from None

@@ -1,0 +1,95 @@
+"""SetStream: a model that is fed as elements arrive.
+
+    state ← state + absorb(phi(chunk))       at each update
+    y     = head(finalize(state))            at each predict, of everything seen so far
+
+Constant memory, whatever has gone through; the prediction does not depend on the order or the size of the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from setstream.layout import Sets
+from setstream.state import State
+
+if TYPE_CHECKING:
+    from setstream.encoder import SetModel
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode and no graph inside; each submodule gets its own mode back afterwards."""
+    training = [child for child in module.modules() if child.training]
+    for child in training:
+        child.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+class SetStream:
+    """Online use of a SetModel: feed chunks, ask for the prediction at any time.
+
+    Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
+    >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
+    >>> x = torch.randn(1, 50, 2)
+    >>> here, there = model.stream(), model.stream()
+    >>> for element in x[:, :20].split(1, dim=1):
+    ...     here.update(element)
+    >>> there.update(x[:, 20:])
+    >>> here.merge(there)
+    >>> torch.allclose(here.predict(), model.eval()(x), atol=1e-5)
+    True
+    >>> here.state.count
+    tensor([50])
+    """
+
+    def __init__(self, model: SetModel) -> None:
+        self.model = model
+        with evaluating(model):
+            #: What is known of the elements so far. Assign a loaded state to go on where another process stopped.
+            self.state: State = model.encoder.empty(1)
+
+    def update(self, chunk: Sets, mask: Tensor | None = None) -> None:
+        """Add the elements of `chunk` (B, n, ...), or of any other layout. The first chunk decides how many sets there are."""
+        self.state = self._after(None if self._new() else self.state, chunk, mask)
+
+    def remove(self, chunk: Sets, mask: Tensor | None = None) -> None:
+        """Take out elements that were added before: with `update`, a sliding window. See `State.remove` for its limits."""
+        self.state = self.state - self._after(None, chunk, mask)
+
+    def forget(self, factor: float) -> None:
+        """Let everything seen so far weigh `factor` of what it did; 0.99 before each update is a soft window."""
+        self.state = self.state * factor
+
+    def merge(self, other: SetStream | State) -> None:
+        """Add what another stream of the same model has seen."""
+        state = other.state if isinstance(other, SetStream) else other
+        self.state = state if self._new() else self.state + state
+
+    def predict(self) -> Any:
+        """The model's output for everything seen so far."""
+        with evaluating(self.model):
+            return self.model.finalize(self.state)
+
+    def _new(self) -> bool:
+        return not bool(self.state.count.any())
+
+    def _after(self, state: State | None, chunk: Sets, mask: Tensor | None) -> State:
+        with evaluating(self.model):
+            return self.model.encoder.update(state, chunk, mask)
+
+    def __repr__(self) -> str:
+        return f"SetStream(count={self.state.count.tolist()})"

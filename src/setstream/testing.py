@@ -1,0 +1,219 @@
+"""The laws of set encoding, as checks that anyone can run on their own encoder.
+
+    consistency      z(chunk_1, ..., chunk_C) = z(X)               for every partition of X
+    permutation      z(π X) = z(X)                                 for every order of the elements
+    merge            state(X) + state(Y) = state(X ∪ Y)            commutative, associative, with a zero
+    slots            z with slots π S = π z with slots S           for every order of the slots
+
+Equality is judged as flash attention judges it: the result in working precision may be at most twice as far from a
+float64 reference as the one-shot result is (plus a few units in the last place: the one-shot result may be right by luck).
+A check returns the largest error that it measured, relative to the largest value, and raises `LawViolation` with the
+numbers in its message. All checks work on an eval-mode copy: your model is not touched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setstream.encoder import SetEncoder, SetModel
+from setstream.errors import LawViolation, MismatchError
+from setstream.layout import Sets, pack
+from setstream.pool import named_tensors
+from setstream.state import State
+
+FACTOR = 2.0
+# Units in the last place of the largest value that are always allowed.
+SLACK = 8.0
+# A float64 model has no wider reference: it is compared with its own one-shot result.
+SLACK_DOUBLE = 256.0
+
+
+class _Subject:
+    """An eval-mode copy of a model, its float64 twin, and the sets as a list."""
+
+    def __init__(self, model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None) -> None:
+        packed = pack(sets, mask)
+        self.sets = list(packed.elements.detach().split(packed.lengths))
+        self.model = copy.deepcopy(model).eval()
+        reference = copy.deepcopy(model).double().eval()
+        self.encoder = self.model.encoder if isinstance(self.model, SetModel) else self.model
+        double = [x.double() if x.is_floating_point() else x for x in self.sets]
+        self.reference = dict(named_tensors(reference(double)))
+        self.one_shot = self.errors(self.model(self.sets))
+
+    def finalize(self, state: State) -> Any:
+        return self.model.finalize(state)
+
+    def errors(self, z: Any) -> dict[str, float]:
+        """Largest distance of each tensor of z from the reference, relative to the reference's largest value."""
+        errors = {}
+        for name, tensor in named_tensors(z):
+            expected = self.reference[name]
+            if tensor.shape != expected.shape:
+                raise LawViolation(f"{name} has shape {tuple(tensor.shape)} here and {tuple(expected.shape)} for the whole set")
+            scale = float(expected.abs().max()) if expected.numel() else 0.0
+            worst = float((tensor.double() - expected).abs().max()) if expected.numel() else 0.0
+            errors[name] = worst / scale if scale else worst
+        return errors
+
+    def judge(self, law: str, case: str, z: Any) -> float:
+        """Raise unless every tensor of z is as close to the reference as the law demands."""
+        largest = 0.0
+        dtypes = {name: tensor.dtype for name, tensor in named_tensors(z)}
+        for name, error in self.errors(z).items():
+            slack = SLACK_DOUBLE if dtypes[name] == torch.float64 else SLACK
+            allowed = FACTOR * self.one_shot[name] + slack * torch.finfo(dtypes[name]).eps
+            if not error <= allowed:
+                raise LawViolation(
+                    f"{law} is broken: with {case}, {name} is off by {error:.3g} (relative to its largest value, against "
+                    f"float64); in one piece it is off by {self.one_shot[name]:.3g}, so {allowed:.3g} is allowed"
+                )
+            largest = max(largest, error)
+        return largest
+
+
+def random_partition(sets: list[Tensor], chunks: int, generator: torch.Generator) -> list[list[Tensor]]:
+    """Each set's elements dealt at random over `chunks` chunks, some of which may get none of a set.
+
+    >>> import torch
+    >>> chunks = random_partition([torch.arange(5), torch.arange(2)], 3, torch.Generator().manual_seed(0))
+    >>> len(chunks), sum(len(chunk[0]) for chunk in chunks), sum(len(chunk[1]) for chunk in chunks)
+    (3, 5, 2)
+    """
+    dealt = []
+    for x in sets:
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        cuts = torch.randint(0, len(x) + 1, (chunks - 1,), generator=generator).sort().values
+        dealt.append([x[part] for part in order.tensor_split(cuts)])
+    return [list(chunk) for chunk in zip(*dealt, strict=True)]
+
+
+def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> Iterator[tuple[str, list[list[Tensor]]]]:
+    longest = max(len(x) for x in sets)
+    for size in {1 if longest <= 64 else -(-longest // 64), -(-longest // 3) or 1}:
+        count = max(-(-longest // size), 1)
+        yield f"chunks of {size} in order", [[x[i * size : (i + 1) * size] for x in sets] for i in range(count)]
+    for _ in range(trials):
+        count = int(torch.randint(2, max(3, min(longest, 12) + 1), (), generator=generator))
+        yield f"a random partition into {count} chunks", random_partition(sets, count, generator)
+
+
+def _stream(encoder: SetEncoder, chunks: list[list[Tensor]]) -> State:
+    state: State | None = None
+    for chunk in chunks:
+        state = encoder.update(state, chunk)
+    assert state is not None
+    return state
+
+
+@torch.no_grad()
+def check_mini_batch_consistency(
+    model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
+) -> float:
+    """Every partition of the sets gives the answer of the whole: in chunks of equal size, and `trials` random ones.
+
+    >>> import torch, setstream as ss
+    >>> x = torch.randn(2, 50, 8)
+    >>> error = ss.testing.check_mini_batch_consistency(ss.SetEncoder(torch.nn.Identity(), ss.UMBC(8, num_slots=4)), x)
+    >>> error < 1e-5
+    True
+    >>> chunked = ss.SetEncoder(torch.nn.Identity(), ss.ChunkMean(ss.nn.SetTransformer(8)))
+    >>> ss.testing.check_mini_batch_consistency(chunked, x)
+    Traceback (most recent call last):
+    ...
+    setstream.errors.LawViolation: mini-batch consistency is broken: with chunks of ...
+    """
+    subject = _Subject(model, sets, mask)
+    generator = torch.Generator().manual_seed(seed)
+    return max(
+        subject.judge("mini-batch consistency", case, subject.finalize(_stream(subject.encoder, chunks)))
+        for case, chunks in _partitions(subject.sets, trials, generator)
+    )
+
+
+@torch.no_grad()
+def check_permutation_invariance(
+    model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
+) -> float:
+    """The order of the elements does not matter.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.SSE(8, num_slots=4))
+    >>> ss.testing.check_permutation_invariance(encoder, [torch.randn(9, 8), torch.randn(3, 8)]) < 1e-5
+    True
+    """
+    subject = _Subject(model, sets, mask)
+    generator = torch.Generator().manual_seed(seed)
+    errors = []
+    for trial in range(trials):
+        shuffled = [x[torch.randperm(len(x), generator=generator).to(x.device)] for x in subject.sets]
+        errors.append(subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
+    return max(errors)
+
+
+@torch.no_grad()
+def check_merge(
+    model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0
+) -> float:
+    """States add up: commutative, associative, with `encoder.empty` as zero, through bytes, and to the whole's answer.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.DeepSets("max"))
+    >>> ss.testing.check_merge(encoder, torch.randn(2, 30, 8))
+    0.0
+    """
+    subject = _Subject(model, sets, mask)
+    encoder = subject.encoder
+    generator = torch.Generator().manual_seed(seed)
+    errors = []
+    for _ in range(trials):
+        a, b, c = (encoder.update(None, chunk) for chunk in random_partition(subject.sets, 3, generator))
+        zero = encoder.empty(len(subject.sets))
+        cases = {
+            "(a + b) + c": (a + b) + c,
+            "a + (b + c)": a + (b + c),
+            "c + b + a": c + b + a,
+            "0 + a + b + c + 0": zero + a + b + c + zero,
+            "b through bytes": a + State.from_bytes(b.to_bytes()).to(a.device) + c,
+        }
+        for case, state in cases.items():
+            expected = [len(x) for x in subject.sets]
+            if state.count.tolist() != expected:
+                raise LawViolation(f"merge is broken: with {case}, count is {state.count.tolist()}, expected {expected}")
+            errors.append(subject.judge("merge", case, subject.finalize(state)))
+    return max(errors)
+
+
+@torch.no_grad()
+def check_slot_equivariance(
+    model: SetEncoder, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0
+) -> float:
+    """Reordering the slots reorders the rows of z and does nothing else. For pools that have `permute_slots_`.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.UMBC(8, num_slots=4, slot_residual=True))
+    >>> ss.testing.check_slot_equivariance(encoder, torch.randn(2, 30, 8)) < 1e-5
+    True
+    """
+    if not hasattr(model.pool, "permute_slots_"):
+        raise MismatchError(f"{type(model.pool).__name__} has no slots to permute (no method permute_slots_)")
+    subject = _Subject(model, sets, mask)
+    generator = torch.Generator().manual_seed(seed)
+    errors = []
+    for trial in range(trials):
+        other = copy.deepcopy(subject.encoder)
+        z = subject.reference["z"]
+        slots = z.shape[1] if z.dim() == 3 else int(getattr(model.pool, "num_slots", 1))
+        order = torch.randperm(slots, generator=generator).to(z.device)
+        permute: Callable[[Tensor], None] = getattr(other.pool, "permute_slots_")  # noqa: B009 - typed, unlike the attribute
+        permute(order)
+        permuted = other(subject.sets)
+        if permuted.dim() == 3:
+            permuted = permuted[:, order.argsort()]
+        errors.append(subject.judge("slot equivariance", f"random slot order {trial}", permuted))
+    return max(errors)
