@@ -70,7 +70,9 @@ class SetEncoder(nn.Module):
         """
         if batch < 1:
             raise ShapeError(f"a state holds at least one set; got batch = {batch}")
-        return self._stamp(self.pool.empty(batch, self._device(), generator))
+        state = self.pool.empty(batch, self._device(), generator)
+        state.origin = self._current_origin()
+        return state
 
     def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None) -> State:
         """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing)."""
@@ -121,7 +123,11 @@ class SetEncoder(nn.Module):
         in_dim = self.pool.in_dim
         if not len(elements) and in_dim is not None:
             return torch.empty(0, in_dim, device=elements.device, dtype=self._feature_dtype())
-        features: Tensor = self.phi(self._cast(elements))
+        try:
+            features: Tensor = self.phi(self._cast(elements))
+        except RuntimeError as error:
+            self._explain(error, elements)
+            raise
         if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
             raise ShapeError(
                 f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the pool's "
@@ -162,31 +168,29 @@ class SetEncoder(nn.Module):
         idle = [row for row, length in enumerate(packed.lengths) if not length]
         if idle:
             count = torch.zeros(len(idle), dtype=torch.int64, device=device)
-            pieces.append(State(self.pool.empty_parts(len(idle), device), count))
+            pieces.append(State(self.pool.empty_parts(len(idle), device, features.shape[-1]), count))
             order += idle
         chunk = pieces[0] if len(pieces) == 1 else State.cat(pieces)[torch.tensor(order, device=device).argsort()]
-        chunk.parts = state.parts | chunk.parts  # the draw is shared, not absorbed
-        return self._stamp(chunk)
+        # The draw is shared, not absorbed.
+        return State(state.parts | chunk.parts, chunk.count, state.origin)
 
     def _context(self, state: State) -> Context:
-        reusable = state.context is not None and not torch.is_grad_enabled() and state.origin is self._origin
+        reusable = not torch.is_grad_enabled() and state.context is not None
         return state.context if reusable and state.context is not None else self.pool.prepare(state)
 
-    def _stamp(self, state: State) -> State:
+    def _current_origin(self) -> Origin:
         if self._origin is None or not self._origin.current():
             self._origin = Origin(self)
-        state.origin = self._origin
-        return state
+        return self._origin
 
     def _must_be_mine(self, state: State) -> None:
-        if self._origin is None or not self._origin.current():
-            self._origin = Origin(self)
-        if state.origin is None or not state.origin.same_as(self._origin):
+        origin = self._current_origin()
+        if state.origin is None or not state.origin.same_as(origin):
             raise MismatchError(
                 f"this state was made by another encoder (fingerprint {state.fingerprint}) than the one that should use it "
-                f"({self._origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
+                f"({origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
             )
-        state.origin = self._origin  # equal: from now on one pointer comparison tells so
+        state.origin = origin  # equal: from now on one pointer comparison tells so
 
     def _check_phi(self) -> None:
         for name, module in self.phi.named_modules():
@@ -196,6 +200,16 @@ class SetEncoder(nn.Module):
                     "chunking would give another answer. Put it in eval mode (encoder.phi.eval() freezes its statistics), or "
                     "use LayerNorm, GroupNorm or InstanceNorm, which look at one element only."
                 )
+
+    def _explain(self, error: RuntimeError, elements: Tensor) -> None:
+        """Say what phi was reading; most likely its first layer takes elements of another width."""
+        first = next((module for module in self.phi.modules() if list(module.parameters(recurse=False))), None)
+        if isinstance(first, nn.Linear) and first.in_features != elements.shape[-1]:
+            raise ShapeError(
+                f"phi takes elements of width {first.in_features}; the elements that came have width {elements.shape[-1]} "
+                f"(shape {tuple(elements.shape)} without the batch axis)"
+            ) from error
+        error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
 
     def _cast(self, elements: Tensor) -> Tensor:
         dtype = parameter_dtype(self.phi)

@@ -65,8 +65,8 @@ class Pool(nn.Module):
         """The options that, with the weights, determine what this pool computes: part of an encoder's fingerprint."""
         return {}
 
-    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
-        """The parts that `absorb_parts` fills, for sets that have no elements."""
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+        """The parts that `absorb_parts` fills, for sets that have no elements. `width`: of the features, where it is known."""
         raise NotImplementedError
 
     def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
@@ -100,6 +100,8 @@ class Pool(nn.Module):
         count = torch.full((batch,), size, device=features.device) if mask is None else mask.sum(1)
         draw = self.draw_parts(batch, features.device, None)
         context = self.prepare(State(draw, count))
-        parts = self.absorb_parts(context, features, mask) if size else self.empty_parts(batch, features.device)
+        parts = (
+            self.absorb_parts(context, features, mask) if size else self.empty_parts(batch, features.device, features.shape[-1])
+        )
         state = State(draw | parts, count)
         return cast(self.finalize(state), parameter_dtype(self) or features.dtype)

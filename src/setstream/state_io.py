@@ -1,6 +1,6 @@
 """A state as bytes: one safetensors blob.
 
-    header  __metadata__: format "setstream.state", version, fingerprint, parts (name -> kind), checksum
+    header  __metadata__: {"setstream.state": JSON of version, fingerprint, parts (name -> kind), checksum}
     body    the tensors, named <part>.<tensor>, and `count`
 
 The checksum covers names, dtypes, shapes and bytes of all tensors and the rest of the metadata: safetensors itself
@@ -15,9 +15,10 @@ import os
 import struct
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -32,7 +33,7 @@ FORMAT = "setstream.state"
 VERSION = 1
 
 
-def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
     hasher = hashlib.blake2b(digest_size=16)
     hasher.update(json.dumps(metadata, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
@@ -42,62 +43,58 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
 
 
 def dump(state: State) -> bytes:
-    """The bytes of a state."""
-    tensors = {name: tensor.detach().contiguous() for name, tensor in state._tensors().items()}
-    tensors["count"] = state.count.contiguous()
-    metadata = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "fingerprint": state.fingerprint or "",
-        "parts": json.dumps({name: part.kind for name, part in state.parts.items()}),
+    """The bytes of a state: equal states give equal bytes."""
+    tensors = {**state._tensors(), "count": state.count}
+    # Views of one storage would be refused: each tensor gets its own memory.
+    tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    metadata: dict[str, Any] = {
+        "version": VERSION,
+        "fingerprint": state.fingerprint,
+        "parts": {name: part.kind for name, part in state.parts.items()},
     }
-    # Tensors that are views of one storage would be refused: each gets its own memory.
-    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-    return safetensors.torch.save(tensors, {**metadata, "checksum": _checksum(tensors, metadata)})
+    header = json.dumps({**metadata, "checksum": _checksum(tensors, metadata)})
+    return safetensors.torch.save(tensors, {FORMAT: header})
 
 
-def _metadata(data: bytes) -> dict[str, str]:
-    """The `__metadata__` of a safetensors blob: eight bytes of length, then JSON."""
+def _metadata(data: bytes) -> dict[str, Any]:
+    """Our part of the header of a safetensors blob: eight bytes of length, then JSON."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + length])
-        metadata = header["__metadata__"]
-    except (struct.error, ValueError, KeyError, TypeError, OverflowError, MemoryError) as error:
+        metadata = json.loads(header["__metadata__"][FORMAT])
+        version = metadata["version"]
+    except (struct.error, ValueError, LookupError, TypeError, OverflowError) as error:
         raise StateFormatError(
-            f"these {len(data)} bytes are not a setstream state: no safetensors header with metadata ({error}). "
-            "Expected what State.to_bytes() or State.save() wrote."
+            f"these {len(data)} bytes are not a setstream state, or a damaged one: no safetensors header that says so "
+            f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."
         ) from None
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
-        kind = metadata.get("format", "unknown") if isinstance(metadata, dict) else "unknown"
-        raise StateFormatError(f"this is a safetensors file of format {kind!r}, not a setstream state ({FORMAT!r})")
-    return {str(key): str(value) for key, value in metadata.items()}
+    if version != VERSION:
+        raise StateFormatError(
+            f"this state has format version {version!r}; this setstream reads version {VERSION}. Update setstream, or save "
+            "the state again with the version that reads it."
+        )
+    return metadata
 
 
 def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
     """Parts, count and origin of the state in `data`."""
     data = bytes(data)
     metadata = _metadata(data)
-    version = metadata.get("version", "")
-    if version != str(VERSION):
-        raise StateFormatError(
-            f"this state has format version {version!r}; this setstream reads version {VERSION}. Update setstream, or save "
-            "the state again with the version that reads it."
-        )
     try:
         tensors: dict[str, Tensor] = safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
-    checksum = metadata.pop("checksum", "")
+    checksum = metadata.pop("checksum", None)
     if checksum != _checksum(tensors, metadata):
         raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
     count = tensors.pop("count")
     parts: dict[str, Part] = {}
-    for name, kind in json.loads(metadata["parts"]).items():
+    for name, kind in metadata["parts"].items():
         start = name + "."
         named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
         parts[name] = Part.of_kind(kind)(**named)
     fingerprint = metadata["fingerprint"]
-    return parts, count, Origin(None, fingerprint) if fingerprint else None
+    return parts, count, None if fingerprint is None else Origin(None, fingerprint)
 
 
 def write(state: State, path: Path) -> None:

@@ -108,7 +108,7 @@ class SetTransformer(nn.Module):
     in_dim:        width of the elements, if it is not dim: a linear layer comes first.
     out_dim:       width of the output, if it is not dim: a linear layer comes last.
     num_blocks:    SABs before the pooling; ISABs where num_inducing is given.
-    num_after:     SABs after the pooling, where seeds look at each other.
+    num_after:     SABs after the pooling, where seeds look at each other; none by default for a single seed.
     dropout:       before and after the pooling.
 
     >>> import torch, setstream as ss
@@ -126,7 +126,7 @@ class SetTransformer(nn.Module):
         num_blocks: int = 2,
         num_inducing: int | None = None,
         num_seeds: int = 1,
-        num_after: int = 1,
+        num_after: int | None = None,
         layer_norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
@@ -141,7 +141,8 @@ class SetTransformer(nn.Module):
         self.project = nn.Identity() if in_dim in (None, dim) else nn.Linear(self.in_dim, dim)
         self.before = nn.ModuleList(block() for _ in range(num_blocks))
         self.pool = PMA(dim, heads, num_seeds, layer_norm=layer_norm)
-        self.after = nn.ModuleList(SAB(dim, heads, layer_norm=layer_norm) for _ in range(num_after))
+        after = int(num_seeds > 1) if num_after is None else num_after
+        self.after = nn.ModuleList(SAB(dim, heads, layer_norm=layer_norm) for _ in range(after))
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Identity() if out_dim is None else nn.Linear(dim, out_dim)
 

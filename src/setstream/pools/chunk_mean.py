@@ -35,7 +35,7 @@ class ChunkMean(Pool):
         super().__init__()
         self.module, self.in_dim = module, in_dim
 
-    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """No chunk seen; of width one until the module has shown its own."""
         dtype = accumulator_dtype(device)
         total, chunks = (

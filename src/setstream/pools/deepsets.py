@@ -43,9 +43,9 @@ class DeepSets(Pool):
         """The kind of pooling."""
         return {"pool": self.pool}
 
-    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """Zero sums, or infinities; of width one where the width is not known yet, which fits any."""
-        shape = (batch, self.in_dim or 1)
+        shape = (batch, self.in_dim or width or 1)
         if self.pool in EXTREMA:
             kind = EXTREMA[self.pool]
             return {"pooled": kind(value=torch.full(shape, kind.nothing, device=device))}

@@ -39,9 +39,11 @@ class Parallel(Pool):
         self.in_dim = next(iter(widths.values()), None)
         self.consistent = all(pool.consistent for pool in pools.values())
 
-    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """The parts of all, under the name of each."""
-        return {f"{name}/{key}": part for name, pool in self._all() for key, part in pool.empty_parts(batch, device).items()}
+        return {
+            f"{name}/{key}": part for name, pool in self._all() for key, part in pool.empty_parts(batch, device, width).items()
+        }
 
     def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
         """What each draws."""

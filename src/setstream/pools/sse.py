@@ -93,9 +93,9 @@ class HierarchicalSSE(Pool):
         """The pooling over the slots; the layers speak for themselves."""
         return {"pool": self.pool}
 
-    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """Those of the first layer."""
-        return self.first.empty_parts(batch, device)
+        return self.first.empty_parts(batch, device, width)
 
     def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
         """The first layer's slots; later layers draw theirs in `finalize`, once a pass."""

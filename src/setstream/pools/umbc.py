@@ -124,14 +124,14 @@ class UMBC(Pool):
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
-    def empty_parts(self, batch: int, device: torch.device) -> dict[str, Part]:
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """Zero sums, at a shift below every logit."""
-        width = self.in_dim if self.folded else self.out_dim // self.heads
+        pooled = self.key.in_features if self.folded else self.out_dim // self.heads
         shape, dtype = (batch, self.heads, self.num_slots), accumulator_dtype(device)
         logits = torch.promote_types(self.query.weight.dtype, torch.float32)
         return {
             "pooled": LogSums(
-                numerator=torch.zeros(*shape, width or 0, dtype=dtype, device=device),
+                numerator=torch.zeros(*shape, pooled, dtype=dtype, device=device),
                 normaliser=torch.zeros(shape, dtype=dtype, device=device),
                 shift=torch.full(shape, NOTHING, dtype=logits, device=device),
                 spent=torch.zeros(shape, dtype=dtype, device=device),
