@@ -90,27 +90,22 @@ class SetEncoder(nn.Module):
         return merged
 
     def finalize(self, state: State) -> Any:
-        """Z of the sets: (B, num_slots, out_dim) from a pool with slots."""
+        """z of the sets: (B, num_slots, out_dim) from a pool with slots."""
         self._must_be_mine(state)
-        dtype = parameter_dtype(self.pool) or parameter_dtype(self.phi) or torch.get_default_dtype()
-        z = cast(self.pool.finalize(state), dtype)
-        if self.check_finite:
-            for name, tensor in named_tensors(z):
-                if not all_finite(tensor):
-                    raise NonFiniteError(
-                        f"the encoding {name} holds NaN or infinity although the input was finite: phi or the weights "
-                        "overflow. Look at encoder.features(x); check_finite=False lets it pass."
-                    )
-        return z
+        return self._checked(self.pool.finalize(state))
 
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
-        """Z of whole sets in one call: the same as `finalize(update(None, sets))`."""
+        """z of whole sets in one call: the same as `finalize(update(None, sets))`, and faster where all have one size."""
+        packed = pack(sets, mask)
+        if len(set(packed.lengths)) == 1 and packed.lengths[0]:
+            features = self.features(packed.elements)
+            return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
         return self.finalize(self.update(None, sets, mask))
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
     def features(self, elements: Tensor) -> Tensor:
-        """Phi of (M, ...) elements: (M, in_dim), checked."""
+        """phi of (M, ...) elements: (M, in_dim), checked."""
         self._check_phi()
         if elements.device != self._device():
             raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self._device()}: move one of them")
@@ -173,6 +168,18 @@ class SetEncoder(nn.Module):
         chunk = pieces[0] if len(pieces) == 1 else State.cat(pieces)[torch.tensor(order, device=device).argsort()]
         # The draw is shared, not absorbed.
         return State(state.parts | chunk.parts, chunk.count, state.origin)
+
+    def _checked(self, z: Any) -> Any:
+        dtype = parameter_dtype(self.pool) or parameter_dtype(self.phi) or torch.get_default_dtype()
+        z = cast(z, dtype)
+        if self.check_finite:
+            for name, tensor in named_tensors(z):
+                if not all_finite(tensor):
+                    raise NonFiniteError(
+                        f"the encoding {name} holds NaN or infinity although the input was finite: phi or the weights "
+                        "overflow. Look at encoder.features(x); check_finite=False lets it pass."
+                    )
+        return z
 
     def _context(self, state: State) -> Context:
         reusable = not torch.is_grad_enabled() and state.context is not None

@@ -87,11 +87,11 @@ class Pool(nn.Module):
         raise NotImplementedError
 
     def finalize(self, state: State) -> Any:
-        """Z of a state: (B, num_slots, out_dim) for pools with slots, (B, dim) for plain ones. May be wider than float32."""
+        """z of a state: (B, num_slots, out_dim) for pools with slots, (B, dim) for plain ones. May be wider than float32."""
         raise NotImplementedError
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Any:
-        """Z of whole sets of features (B, N, in_dim) in one step."""
+        """z of whole sets of features (B, N, in_dim) in one step."""
         if features.dim() != 3 or self.in_dim not in (None, features.shape[-1]):
             raise ShapeError(
                 f"{type(self).__name__} takes features of shape (B, N, {self.in_dim or 'D'}); got {tuple(features.shape)}"

@@ -24,12 +24,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.parts import NOTHING, LogSums, Part, Shared, accumulator_dtype
 from setstream.pool import Context, Pool
-from setstream.pools.activations import Activation, resolve
+from setstream.pools.activations import ACTIVATIONS, Activation, resolve
 from setstream.pools.slots import Slots
 from setstream.pools.weighted_sums import log_weights, weighted_sums
 from setstream.state import State
@@ -178,21 +179,44 @@ class UMBC(Pool):
                 weight = normaliser > 0
             else:
                 values, weight = pooled.true_sums()
-            dtype = torch.promote_types(self.value.weight.dtype, torch.float32)
-            values = values.to(dtype).transpose(0, 1)  # (H, B, K, E)
-            if self.folded:
-                values = torch.bmm(values.flatten(1, 2), self._heads_of(self.value, dtype).mT).unflatten(1, values.shape[1:3])
-            if self.value.bias is not None:
-                bias = self.value.bias.to(dtype).view(self.heads, 1, 1, -1)
-                values = torch.addcmul(values, weight.to(dtype).transpose(0, 1).unsqueeze(-1), bias)
-            z = values.permute(1, 2, 0, 3).flatten(2)  # (B, K, d)
-            if self.slot_residual:
-                z = z + self._queries(state)
-            z = self.norm(z.to(self.value.weight.dtype))
-            if self.training and self.slot_dropout:
-                kept = torch.rand(z.shape[:2], device=z.device).unsqueeze(-1) >= self.slot_dropout
-                z = z * kept / (1.0 - self.slot_dropout)
-            return z
+            return self._to_slots(values, weight, state)
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z of whole sets (B, N, in_dim) in one step.
+
+        A softmax over a set that comes in one piece is ordinary attention with the folded queries, and needs no state: torch's
+        fused kernel computes it.
+        """
+        plain = self.activation is ACTIVATIONS["softmax"] and self.folded and mask is None
+        if not plain or features.dim() != 3 or features.shape[-1] != self.in_dim or not features.numel():
+            return super().forward(features, mask)
+        with self._no_autocast():
+            batch, size = features.shape[:2]
+            count = torch.full((batch,), size, device=features.device)
+            state = State(self.draw_parts(batch, features.device, None), count)
+            context, rows = self._common(self.prepare(state), features.unsqueeze(1))
+            queries = context["queries"].expand(batch, -1, -1, -1)  # (B, 1, H K, in_dim)
+            values = F.scaled_dot_product_attention(queries, rows, rows, scale=1.0)
+            return self._to_slots(values.view(batch, self.heads, self.num_slots, -1), None, state)
+
+    def _to_slots(self, values: Tensor, weight: Tensor | None, state: State) -> Tensor:
+        """z from pooled values (B, H, K, E) and what bv counts for in each slot (B, H, K); None: one."""
+        dtype = torch.promote_types(self.value.weight.dtype, torch.float32)
+        values = values.to(dtype).transpose(0, 1)  # (H, B, K, E)
+        if self.folded:
+            values = torch.bmm(values.flatten(1, 2), self._heads_of(self.value, dtype).mT).unflatten(1, values.shape[1:3])
+        if self.value.bias is not None:
+            bias = self.value.bias.to(dtype).view(self.heads, 1, 1, -1)
+            once = None if weight is None else weight.to(dtype).transpose(0, 1).unsqueeze(-1)
+            values = values + bias if once is None else torch.addcmul(values, once, bias)
+        z = values.permute(1, 2, 0, 3).flatten(2)  # (B, K, d)
+        if self.slot_residual:
+            z = z + self._queries(state)
+        z = self.norm(z.to(self.value.weight.dtype))
+        if self.training and self.slot_dropout:
+            kept = torch.rand(z.shape[:2], device=z.device).unsqueeze(-1) >= self.slot_dropout
+            z = z * kept / (1.0 - self.slot_dropout)
+        return z
 
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
         """Weights (B, H, K, n) of a chunk's features (B, n, in_dim) against a finished state, zero where masked."""
