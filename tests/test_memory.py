@@ -17,17 +17,15 @@ torch.set_num_threads(1)
 elements, chunk = int(sys.argv[1]), 4096
 encoder = ss.SetEncoder(nn.Sequential(nn.Linear(128, 128), nn.ReLU()), ss.UMBC(128, 64, heads=4)).eval()
 x = torch.randn(1, chunk, 128)
-state, after_first, seen, peak = None, None, 0, 0
+state, seen, early, late = None, 0, 0, 0  # peaks of the first 10^5 elements, and of all after them
 with torch.no_grad():
     while seen < elements:
         state = encoder.update(state, x + seen / elements)
         seen += chunk
-        if seen >= 100_000 and after_first is None:
-            after_first = resident()
-        peak = max(peak, resident())
+        early, late = (max(early, resident()), late) if seen <= 100_000 else (early, max(late, resident()))
 assert int(state.count) == seen
 assert torch.isfinite(encoder.finalize(state)).all()
-print(after_first, peak, peak / after_first)
+print(early, late, late / early)
 """
 
 
