@@ -8,7 +8,15 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.errors import BatchStatisticsError, DeviceError, MaskError, MismatchError, NonFiniteError, ShapeError
+from setstream.errors import (
+    BatchStatisticsError,
+    ConfigurationError,
+    DeviceError,
+    MaskError,
+    MismatchError,
+    NonFiniteError,
+    ShapeError,
+)
 
 
 def make(phi=None, pool=None, **options):
@@ -188,7 +196,7 @@ def test_pickle_deepcopy_and_torch_save():
         ((torch.zeros(5, 3), torch.zeros(2, 3)), None, ShapeError, "ragged sets as a list"),
         ((torch.zeros(5, 3),) * 3, None, ShapeError, r"pair \(x, ptr\)"),
         (torch.zeros(2, 5, 3), torch.ones(2, 4, dtype=torch.bool), MaskError, r"\(2, 5\).*got \(2, 4\)"),
-        (torch.zeros(2, 5, 3), torch.ones(2, 5), MaskError, "float32: use mask.bool"),
+        (torch.zeros(2, 5, 3), torch.ones(2, 5), MaskError, "float32: convert it to bool"),
         ([torch.zeros(5, 3)], torch.ones(1, 5, dtype=torch.bool), MaskError, "dense layout"),
     ],
 )
@@ -225,7 +233,7 @@ def test_nan_never_leaves_silently():
         def forward(self, x):
             return x.repeat(1, 3)[:, :8] * float("inf")
 
-    with pytest.raises(NonFiniteError, match="although the input was finite"):
+    with pytest.raises(NonFiniteError, match="phi made NaN or infinity of finite elements"):
         make(Overflows())(torch.ones(1, 4, 3))
 
 
@@ -298,3 +306,54 @@ def test_attention_needs_weights():
     x = torch.randn(1, 5, 3)
     with pytest.raises(MismatchError, match="no attention to show"):
         encoder.attention(x, encoder.update(None, x))
+
+
+def test_attention_is_for_the_sets_of_its_state():
+    encoder = make()
+    x = torch.randn(2, 5, 3)
+    state = encoder.update(None, x)
+    for wrong in (x[:1], [x[0]], torch.randn(3, 5, 3)):
+        with pytest.raises(ShapeError, match=r"dense chunk \(2, n, ...\)"):
+            encoder.attention(wrong, state)
+    both = make(pool=ss.Parallel(u=ss.UMBC(8, 4), m=ss.DeepSets("max")))
+    assert set(both.attention(x, both.update(None, x))) == {"u"}
+
+
+def test_wrong_building_blocks_are_refused():
+    with pytest.raises(ConfigurationError, match="phi must be a torch.nn.Module; got function"):
+        ss.SetEncoder(lambda x: x, ss.DeepSets())
+    with pytest.raises(ConfigurationError, match="pool must be an ss.Pool .* got SetTransformer"):
+        ss.SetEncoder(nn.Identity(), ss.nn.SetTransformer(8))
+    with pytest.raises(MismatchError, match="a State is needed here"):
+        make().finalize(None)
+    with pytest.raises(ShapeError, match="if this was one set .N, width., pass x.None."):
+        make()(torch.randn(6, 3))
+    with pytest.raises(ShapeError, match="it gave a tuple"):
+        make(nn.LSTM(3, 8))(torch.randn(1, 6, 3))
+    with pytest.raises(IndexError) as caught:
+        make(nn.Embedding(5, 8))(torch.tensor([[7]]))
+    assert "phi was reading 1 elements" in caught.value.__notes__[0]
+
+
+def test_bare_pools_check_their_input():
+    with pytest.raises(MaskError, match=r"bool \(2, 3\)"):
+        ss.UMBC(8, 4)(torch.randn(2, 3, 8), torch.ones(1, 3, dtype=torch.bool))
+    with pytest.raises(MaskError, match="got torch.float32"):
+        ss.DeepSets()(torch.randn(2, 3, 8), torch.ones(2, 3))
+    assert ss.DeepSets("mean")(torch.tensor([[[1], [2]]])).item() == 1.5
+    x, mask = torch.randn(1, 3, 8), torch.tensor([[True, True, False]])
+    x[0, 2] = float("nan")
+    torch.testing.assert_close(ss.DeepSets("sum")(x, mask), x[:, :2].sum(1))
+    assert torch.isfinite(ss.UMBC(8, 4)(x, mask)).all()
+
+
+def test_phi_that_makes_nan_does_not_poison_a_stream():
+    class Log(nn.Module):
+        def forward(self, x):
+            return x.log()
+
+    encoder = make(nn.Sequential(Log(), nn.Linear(3, 8)))
+    state = encoder.update(None, torch.ones(1, 2, 3))
+    with pytest.raises(NonFiniteError, match="phi made NaN"):
+        encoder.update(state, torch.zeros(1, 2, 3))
+    assert torch.isfinite(encoder.finalize(state)).all()

@@ -1,5 +1,7 @@
+import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save as safetensors_save
@@ -136,6 +138,62 @@ def test_a_state_does_not_outlive_its_weights(encoder, x):
         encoder.finalize(state)
     with pytest.raises(MismatchError, match="weights of the encoder changed"):
         state.to_bytes()
+
+
+@pytest.mark.parametrize("change", ["fused", "data", "round trip", "module", "option"])
+def test_changes_behind_the_version_counters_are_noticed(encoder, x, change):
+    encoder.phi = nn.Sequential(encoder.phi, nn.LeakyReLU(0.1))
+    with torch.no_grad():
+        state = encoder.update(None, x)
+    saved = state.to_bytes()
+    if change == "fused":
+        optimizer = torch.optim.Adam(encoder.parameters(), fused=True)
+        encoder(x).square().sum().backward()
+        optimizer.step()
+    elif change == "data":
+        encoder.phi[0].bias.data.add_(1.0)
+    elif change == "round trip":
+        encoder.bfloat16().float()
+    elif change == "module":
+        encoder.phi[1] = nn.Tanh()
+    else:
+        encoder.phi[1].negative_slope = 0.5
+    other = copy.deepcopy(encoder)  # as a checkpoint would be loaded elsewhere
+    with pytest.raises(MismatchError):
+        other.finalize(ss.State.from_bytes(saved))
+    if change in ("fused", "module"):  # noticed at once; the others when a fingerprint is made
+        with pytest.raises(MismatchError):
+            encoder.finalize(state)
+        fresh = encoder.update(None, x)
+        other.finalize(ss.State.from_bytes(fresh.to_bytes()))
+
+
+def test_training_the_head_leaves_states_of_a_frozen_encoder_valid(encoder, x):
+    head = nn.Linear(8, 2)
+    optimizer = torch.optim.Adam(head.parameters())
+    state = encoder.update(None, x).detach()
+    head(encoder.finalize(state)).sum().backward()
+    optimizer.step()
+    encoder.finalize(encoder.update(state, x))
+
+
+def test_forgetting_everything_alike_changes_nothing_however_often(encoder, x):
+    state = encoder.update(None, x)
+    z = encoder.finalize(state)
+    for _ in range(5000):
+        state = state * 0.3
+    assert close(encoder.finalize(state), z, 1e-4)
+    assert close(encoder.finalize(state + encoder.update(None, x[:, :1])), encoder(x[:, :1]), 1e-4)
+
+
+def test_numpy_numbers_scale_and_index(encoder, x):
+    state = encoder.update(None, x)
+    for half in (np.float32(0.5), np.float64(0.5)):
+        assert torch.equal((state * half).parts["pooled"]["normaliser"], (half * state).parts["pooled"]["normaliser"])
+    assert len(state[np.int64(1)]) == len(state[torch.tensor(1)]) == 1
+    assert len(state[[]]) == 0
+    with pytest.raises(TypeError):
+        x + state
 
 
 def test_draws_do_not_mix(x):
@@ -276,6 +334,10 @@ def test_foreign_bytes_are_refused(tmp_path):
         ss.State.load(path)
     with pytest.raises(FileNotFoundError):
         ss.State.load(tmp_path / "missing")
+    with pytest.raises(StateFormatError, match="from bytes; got str"):
+        ss.State.from_bytes("text")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        make().empty(1).save(tmp_path / "no" / "folder")
 
 
 def test_repr_tells_what_is_inside(encoder, x):

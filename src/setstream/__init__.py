@@ -6,11 +6,15 @@ See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool,
 """
 
 from setstream import errors, nn, testing
+from setstream.encode import encode
 from setstream.encoder import SetEncoder, SetModel
+from setstream.partition import Chunks
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel
+from setstream.scale import scatter_sets
 from setstream.state import State
 from setstream.stream import SetStream
+from setstream.streamed_loss import streamed_loss
 
 __version__ = "0.1.0"
 
@@ -19,6 +23,7 @@ __all__ = [
     "UMBC",
     "Activation",
     "ChunkMean",
+    "Chunks",
     "DeepSets",
     "HierarchicalSSE",
     "Parallel",
@@ -27,7 +32,10 @@ __all__ = [
     "SetModel",
     "SetStream",
     "State",
+    "encode",
     "errors",
     "nn",
+    "scatter_sets",
+    "streamed_loss",
     "testing",
 ]

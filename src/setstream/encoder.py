@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from setstream.errors import BatchStatisticsError, DeviceError, MismatchError, NonFiniteError, ShapeError
+from setstream.errors import BatchStatisticsError, ConfigurationError, DeviceError, MismatchError, NonFiniteError, ShapeError
 from setstream.fingerprint import Origin
 from setstream.layout import Packed, Sets, pack
 from setstream.pool import Context, Pool, cast, named_tensors, parameter_dtype, take
@@ -54,6 +54,13 @@ class SetEncoder(nn.Module):
 
     def __init__(self, phi: nn.Module, pool: Pool, *, check_finite: bool = True, cast_input: bool = True) -> None:
         super().__init__()
+        if not isinstance(phi, nn.Module):
+            raise ConfigurationError(f"phi must be a torch.nn.Module; got {type(phi).__name__}. Wrap a function in a module.")
+        if not isinstance(pool, Pool):
+            raise ConfigurationError(
+                f"pool must be an ss.Pool (UMBC, DeepSets, ...); got {type(pool).__name__}. A set function that needs all its "
+                "input goes behind a pool as the head of a SetModel, or into ss.ChunkMean."
+            )
         self.phi = phi
         self.pool = pool
         self.check_finite = check_finite
@@ -80,18 +87,18 @@ class SetEncoder(nn.Module):
         if state is None:
             state = self.empty(len(packed))
         else:
-            self._must_be_mine(state)
+            self.check_state(state)
             if len(state) != len(packed):
                 raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
         features = self.features(packed.elements)
         context = self._context(state)
-        merged = state + self._absorb(state, context, packed, features)
+        merged = state + self.absorb(state, context, packed, features)
         merged.context = None if torch.is_grad_enabled() else context
         return merged
 
     def finalize(self, state: State) -> Any:
         """z of the sets: (B, num_slots, out_dim) from a pool with slots."""
-        self._must_be_mine(state)
+        self.check_state(state)
         return self._checked(self.pool.finalize(state))
 
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
@@ -120,26 +127,38 @@ class SetEncoder(nn.Module):
             return torch.empty(0, in_dim, device=elements.device, dtype=self._feature_dtype())
         try:
             features: Tensor = self.phi(self._cast(elements))
-        except RuntimeError as error:
+        except (RuntimeError, IndexError) as error:
             self._explain(error, elements)
             raise
+        if not isinstance(features, Tensor):
+            raise ShapeError(f"phi must give a tensor ({len(elements)}, {in_dim or 'D'}); it gave a {type(features).__name__}")
         if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
             raise ShapeError(
                 f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the pool's "
                 f"in_dim; it gave {tuple(features.shape)}"
             )
+        if self.check_finite and not all_finite(features):
+            raise NonFiniteError(
+                "phi made NaN or infinity of finite elements: it overflows, or takes a logarithm it should not. Nothing was "
+                "added to any state; check_finite=False switches this check off."
+            )
         return features if features.is_floating_point() else features.to(self._feature_dtype())
 
-    def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
+    def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Any:
         """Each element's weight in each slot of the finished `state`: (B, heads, num_slots, n), zero where masked.
 
         Over all chunks of a set the weights of a slot sum to one (for activations that normalise over the set), so a heat map
         of a set of any size is drawn chunk by chunk. `chunk` is dense, (B, n, ...).
         """
+        if not isinstance(chunk, Tensor) or chunk.dim() < 2 or len(chunk) != len(state):
+            came = tuple(chunk.shape) if isinstance(chunk, Tensor) else type(chunk).__name__
+            raise ShapeError(
+                f"attention takes a dense chunk ({len(state)}, n, ...), one row for each set of the state; got {came}"
+            )
         weigh = getattr(self.pool, "attention", None)
         if weigh is None:
-            raise MismatchError(f"{type(self.pool).__name__} gives every element the same weight or none: no attention to show")
-        self._must_be_mine(state)
+            raise MismatchError(f"{type(self.pool).__name__} has no attention to show: use a pool with slots, like UMBC")
+        self.check_state(state)
         packed = pack(chunk, mask)
         if mask is None:
             features = self.features(packed.elements)
@@ -150,8 +169,8 @@ class SetEncoder(nn.Module):
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    def _absorb(self, state: State, context: Context, packed: Packed, features: Tensor) -> State:
-        """The state of the chunk alone, with the draw of `state`."""
+    def absorb(self, state: State, context: Context, packed: Packed, features: Tensor) -> State:
+        """The state of a chunk alone, given its features (M, in_dim) and the pass's context; with the draw of `state`."""
         device = features.device
         order: list[int] = []
         pieces: list[State] = []
@@ -190,7 +209,10 @@ class SetEncoder(nn.Module):
             self._origin = Origin(self)
         return self._origin
 
-    def _must_be_mine(self, state: State) -> None:
+    def check_state(self, state: State) -> None:
+        """Raise MismatchError unless this encoder, with these weights, made the state."""
+        if not isinstance(state, State):
+            raise MismatchError(f"a State is needed here, from encoder.update() or encoder.empty(); got {type(state).__name__}")
         origin = self._current_origin()
         if state.origin is None or not state.origin.same_as(origin):
             raise MismatchError(
@@ -208,10 +230,15 @@ class SetEncoder(nn.Module):
                     "use LayerNorm, GroupNorm or InstanceNorm, which look at one element only."
                 )
 
-    def _explain(self, error: RuntimeError, elements: Tensor) -> None:
+    def _explain(self, error: Exception, elements: Tensor) -> None:
         """Say what phi was reading; most likely its first layer takes elements of another width."""
         first = next((module for module in self.phi.modules() if list(module.parameters(recurse=False))), None)
         if isinstance(first, nn.Linear) and first.in_features != elements.shape[-1]:
+            if elements.dim() == 1:
+                raise ShapeError(
+                    f"phi takes elements of width {first.in_features}; the elements that came are single numbers. Sets are "
+                    "(B, N, ...): if this was one set (N, width), pass x[None]"
+                ) from error
             raise ShapeError(
                 f"phi takes elements of width {first.in_features}; the elements that came have width {elements.shape[-1]} "
                 f"(shape {tuple(elements.shape)} without the batch axis)"
@@ -225,7 +252,7 @@ class SetEncoder(nn.Module):
         if not elements.is_floating_point() and any(
             isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in self.phi.modules()
         ):
-            return elements
+            return elements if elements.dtype in (torch.int32, torch.int64) else elements.long()
         return elements.to(dtype)
 
     def _feature_dtype(self) -> torch.dtype:

@@ -71,7 +71,7 @@ def _tensor(value: object, what: str) -> Tensor:
     raise ShapeError(f"{what} must be a tensor or an array, got {type(value).__name__}")
 
 
-def pack(sets: Sets, mask: Tensor | None = None) -> Packed:
+def pack(sets: Sets, mask: Array | None = None) -> Packed:
     """Bring any of the three layouts into packed form, or say what is wrong with it."""
     if isinstance(sets, tuple | list) and mask is not None:
         raise MaskError("a mask goes with the dense layout (B, N, ...) only: ragged lists and (x, ptr) have no padding")
@@ -82,7 +82,7 @@ def pack(sets: Sets, mask: Tensor | None = None) -> Packed:
     return _pack_dense(_tensor(sets, "sets"), mask)
 
 
-def _pack_dense(x: Tensor, mask: Tensor | None) -> Packed:
+def _pack_dense(x: Tensor, mask: Array | None) -> Packed:
     if x.dim() < 2:
         raise ShapeError(f"sets must be (B, N, ...): a batch of sets of elements; got shape {tuple(x.shape)}")
     batch, size = x.shape[:2]
@@ -90,9 +90,11 @@ def _pack_dense(x: Tensor, mask: Tensor | None) -> Packed:
         raise ShapeError(f"the batch is empty: got shape {tuple(x.shape)}, expected at least one set")
     if mask is None:
         return Packed(x.flatten(0, 1), [size] * batch)
+    if isinstance(mask, np.ndarray):
+        mask = torch.from_numpy(mask).to(x.device)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise MaskError(f"the mask must be a bool tensor, True for real elements; got {came}: use mask.bool()")
+        raise MaskError(f"the mask must be a bool tensor or array, True for real elements; got {came}: convert it to bool")
     if mask.shape != (batch, size):
         raise MaskError(f"the mask must have shape {(batch, size)} like the sets {tuple(x.shape)}; got {tuple(mask.shape)}")
     if mask.device != x.device:

@@ -13,6 +13,7 @@ Parts are immutable: every operation gives a new one, and autograd follows it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
@@ -24,6 +25,9 @@ from setstream.errors import ConfigurationError, MismatchError, PrecisionError, 
 # The shift of a LogSums that has seen nothing. Finite on purpose: e^(NOTHING - NOTHING) is 1 and not NaN, and the
 # sums it multiplies are zero. It is exact in bfloat16 and up, and far below any logit.
 NOTHING = -(2.0**120)
+
+# Forgetting moves a factor 2^FADED from the sums into the shift, well before either would underflow in float32.
+FADED = 32.0
 
 # Removal is refused once its rounding error may exceed this share of what is left.
 REMOVAL_TOLERANCE = 1e-3
@@ -93,6 +97,14 @@ class Part:
         """The part with every element's weight multiplied by `factor` (B,)."""
         raise NotImplementedError
 
+    def graded(self) -> tuple[str, ...]:
+        """The names of the tensors that carry a gradient."""
+        return tuple(self.tensors)
+
+    def pull_back(self, whole: Self, cotangent: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """How the gradient of the whole state reaches this chunk of it: (tensor of this part, its cotangent) pairs."""
+        return [(tensor, cotangent[name]) for name, tensor in self.tensors.items()]
+
 
 class Sums(Part):
     """Plain sums over the elements: merge adds, removal subtracts."""
@@ -136,6 +148,10 @@ class LogSums(Part):
 
     kind = "log-sums"
 
+    def graded(self) -> tuple[str, ...]:
+        """The sums; shift and spent are constants."""
+        return ("numerator", "normaliser")
+
     def to_dtype(self, dtype: torch.dtype) -> Self:
         """The sums in another type; the shift stays, as it tells the precision of the logits."""
         return type(self)(**{n: t if n == "shift" else t.to(dtype) for n, t in self.tensors.items()})
@@ -143,7 +159,7 @@ class LogSums(Part):
     def merge(self, other: Self) -> Self:
         """Both sums at the larger of the two shifts."""
         shift = torch.maximum(self["shift"], other["shift"])
-        return type(self)._add(self._at(shift), other._at(shift), shift, sign=1.0)
+        return type(self)._add(self.at(shift), other.at(shift), shift, sign=1.0)
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """The difference, at this part's shift.
@@ -154,7 +170,7 @@ class LogSums(Part):
         PrecisionError is raised and nothing is changed.
         """
         shift = self["shift"]
-        rest = type(self)._add(self._at(shift), other._at(shift), shift, sign=-1.0)
+        rest = type(self)._add(self.at(shift), other.at(shift), shift, sign=-1.0)
         resolution = torch.finfo(shift.dtype).eps * shift.abs().clamp(min=1.0)
         error = resolution * rest["spent"].sqrt()
         # Written so that NaN is bad, too.
@@ -170,16 +186,27 @@ class LogSums(Part):
         return type(self)(**{n: t.masked_fill(align(emptied, t), fresh.get(n, 0.0)) for n, t in rest.tensors.items()})
 
     def scale(self, factor: Tensor) -> Self:
-        """Sums times the factor, squares times its square; the shift stays."""
-        return type(self)(**self._times(factor), shift=self["shift"])
+        """Sums times the factor, squares times its square. Before they fade away, part of the factor goes into the shift."""
+        sums, shift = self._times(factor.to(self["normaliser"].dtype)), self["shift"]
+        faint = (sums["normaliser"] < 2.0**-FADED) & (sums["normaliser"] > 0)
+        scaled = type(self)(**sums, shift=torch.where(faint, shift - FADED * math.log(2.0), shift))
+        return type(self)(**scaled._times(torch.where(faint, 2.0**FADED, 1.0)), shift=scaled["shift"])
+
+    def pull_back(self, whole: Self, cotangent: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """The whole holds this chunk's sums times e^(m_chunk - m_whole); shift and spent carry no gradient."""
+        wide = accumulator_dtype(whole["shift"].device)
+        growth = (self["shift"].to(wide) - whole["shift"].to(wide)).exp()
+        return [(self[name], cotangent[name] * align(growth, self[name])) for name in self.graded()]
 
     def true_sums(self) -> tuple[Tensor, Tensor]:
         """numerator·e^m and normaliser·e^m, for weights that are not normalised over the set."""
         growth = self["shift"].to(self["normaliser"].dtype).exp()
         return self["numerator"] * growth.unsqueeze(-1), self["normaliser"] * growth
 
-    def _at(self, shift: Tensor) -> dict[str, Tensor]:
-        return self._times((self["shift"] - shift).to(accumulator_dtype(shift.device)).exp_())
+    def at(self, shift: Tensor) -> dict[str, Tensor]:
+        """The sums relative to another shift."""
+        wide = accumulator_dtype(shift.device)
+        return self._times((self["shift"].to(wide) - shift.to(wide)).exp_())
 
     def _times(self, factor: Tensor) -> dict[str, Tensor]:
         normaliser, spent = self["normaliser"], self["spent"]
@@ -247,6 +274,10 @@ class Shared(Part):
     """What every chunk of one pass must have in common, such as the slots' random draw."""
 
     kind = "shared"
+
+    def graded(self) -> tuple[str, ...]:
+        """None: a draw is a constant."""
+        return ()
 
     def to_dtype(self, dtype: torch.dtype) -> Self:
         """A draw keeps its type: rounded, it would be another draw."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.errors import ShapeError
+from setstream.errors import MaskError, ShapeError
 from setstream.parts import Part
 from setstream.state import State
 
@@ -97,6 +97,12 @@ class Pool(nn.Module):
                 f"{type(self).__name__} takes features of shape (B, N, {self.in_dim or 'D'}); got {tuple(features.shape)}"
             )
         batch, size = features.shape[:2]
+        if not features.is_floating_point():
+            features = features.to(parameter_dtype(self) or torch.get_default_dtype())
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape != (batch, size):
+                raise MaskError(f"the mask must be bool {(batch, size)}, True for real; got {mask.dtype} {tuple(mask.shape)}")
+            features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
         count = torch.full((batch,), size, device=features.device) if mask is None else mask.sum(1)
         draw = self.draw_parts(batch, features.device, None)
         context = self.prepare(State(draw, count))

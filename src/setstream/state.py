@@ -10,9 +10,11 @@ it, and goes to bytes and back without pickle.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
+from numbers import Real
 from pathlib import Path
-from typing import Self
+from typing import Self, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -45,6 +47,7 @@ class State:
     """
 
     __slots__ = ("context", "count", "origin", "parts")
+    __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to us
 
     def __init__(self, parts: dict[str, Part], count: Tensor, origin: Origin | None = None) -> None:
         self.parts = parts
@@ -62,7 +65,7 @@ class State:
         return State(parts, self.count + other.count, self.origin)
 
     def __radd__(self, other: object) -> State:
-        if other == 0:  # so that sum(states) works
+        if isinstance(other, int) and other == 0:  # so that sum(states) works
             return self
         return NotImplemented
 
@@ -89,10 +92,10 @@ class State:
         parts = {name: mine.remove(part.parts[name], count == 0, tolerance) for name, mine in self.parts.items()}
         return State(parts, count, self.origin)
 
-    def __mul__(self, factor: float | Tensor) -> State:
-        if not isinstance(factor, int | float | Tensor):
+    def __mul__(self, factor: Real | float | Tensor) -> State:
+        if not isinstance(factor, Real | Tensor):
             return NotImplemented
-        factors = torch.as_tensor(factor, device=self.device)
+        factors = factor.to(self.device) if isinstance(factor, Tensor) else torch.tensor(float(factor), device=self.device)
         if factors.dim() > 1 or (factors.dim() == 1 and len(factors) != len(self)):
             raise ShapeError(
                 f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
@@ -109,13 +112,15 @@ class State:
     def __len__(self) -> int:
         return len(self.count)
 
-    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> State:
-        if isinstance(index, int):
-            if not -len(self) <= index < len(self):
-                raise IndexError(f"set {index} of a state that holds {len(self)}")
-            index = slice(index, index + 1 or None)
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> State:
+        if isinstance(index, SupportsIndex) and (not isinstance(index, Tensor) or index.dim() == 0):
+            row = operator.index(index)
+            if not -len(self) <= row < len(self):
+                raise IndexError(f"set {row} of a state that holds {len(self)}")
+            index = slice(row, row + 1 or None)
         elif not isinstance(index, slice | Tensor):
-            index = torch.as_tensor(index, device=self.device)
+            rows = torch.as_tensor(index, device=self.device)
+            index = rows if rows.numel() else rows.long()  # an empty list has no type of its own
         return self._map(lambda tensor: tensor[index])
 
     @staticmethod

@@ -78,6 +78,8 @@ def _metadata(data: bytes) -> dict[str, Any]:
 
 def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
     """Parts, count and origin of the state in `data`."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
     data = bytes(data)
     metadata = _metadata(data)
     try:
@@ -100,6 +102,8 @@ def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
 def write(state: State, path: Path) -> None:
     """Write to a temporary file beside `path`, then rename: a crash leaves the old file or the new one."""
     data = dump(state)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -77,6 +77,8 @@ class SetStream:
     def merge(self, other: SetStream | State) -> None:
         """Add what another stream of the same model has seen."""
         state = other.state if isinstance(other, SetStream) else other
+        with evaluating(self.model):
+            self.model.encoder.check_state(state)
         self.state = state if self._new() else self.state + state
 
     def predict(self) -> Any:

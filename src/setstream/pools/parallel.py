@@ -70,5 +70,13 @@ class Parallel(Pool):
         """The result of each, by name."""
         return {name: pool.finalize(state.select(name)) for name, pool in self._all()}
 
+    def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """The weights of every member that has some, by name."""
+        return {
+            name: weigh(features, state.select(name), mask)
+            for name, pool in self._all()
+            if (weigh := getattr(pool, "attention", None)) is not None
+        }
+
     def _all(self) -> list[tuple[str, Pool]]:
         return [(name, pool) for name, pool in self.pools.items() if isinstance(pool, Pool)]

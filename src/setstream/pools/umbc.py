@@ -108,7 +108,7 @@ class UMBC(Pool):
         self.slots = Slots(slots, num_slots, slot_dim, eval_slots)
         self.query = nn.Linear(slot_dim, out_dim, bias=False)
         self.query_norm = nn.LayerNorm(out_dim) if slot_norm else nn.Identity()
-        self.key = nn.Linear(in_dim, out_dim, bias=bias and self.activation.name != "softmax")
+        self.key = nn.Linear(in_dim, out_dim, bias=bias and self.activation != ACTIVATIONS["softmax"])
         self.value = nn.Linear(in_dim, out_dim, bias=bias)
         self.norm = nn.LayerNorm(out_dim) if norm_after else nn.Identity()
 
@@ -173,10 +173,11 @@ class UMBC(Pool):
         with self._no_autocast():
             pooled = state.parts["pooled"]
             assert isinstance(pooled, LogSums)
-            if self.activation.normalise:  # an empty set has numerator 0: any divisor but 0 will do
+            if self.activation.normalise:  # an empty set has numerator 0: one will do as its divisor
                 normaliser = pooled["normaliser"]
-                values = pooled["numerator"] / normaliser.clamp(min=torch.finfo(normaliser.dtype).tiny).unsqueeze(-1)
-                weight = normaliser > 0
+                nothing = normaliser == 0
+                values = pooled["numerator"] / normaliser.masked_fill(nothing, 1.0).unsqueeze(-1)
+                weight = ~nothing
             else:
                 values, weight = pooled.true_sums()
             return self._to_slots(values, weight, state)
@@ -187,7 +188,7 @@ class UMBC(Pool):
         A softmax over a set that comes in one piece is ordinary attention with the folded queries, and needs no state: torch's
         fused kernel computes it.
         """
-        plain = self.activation is ACTIVATIONS["softmax"] and self.folded and mask is None
+        plain = self.activation == ACTIVATIONS["softmax"] and self.folded and mask is None
         if not plain or features.dim() != 3 or features.shape[-1] != self.in_dim or not features.numel():
             return super().forward(features, mask)
         with self._no_autocast():

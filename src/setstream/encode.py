@@ -1,0 +1,264 @@
+"""encode(): one line of an ordinary training loop, for sets of any size.
+
+z = encode(encoder, sets, gradient=...)          z is the full set's encoding in every mode but `subset`
+
+full         ordinary autograd                                           memory O(N)
+exact        the same gradient; each chunk recomputed on the way back    memory O(chunk)
+unbiased     only m' drawn chunks on the way back, their state's         memory O(m' chunks)
+             cotangent times C/m'  (Willette et al. 2023, corrected)
+importance   exact through the pool, phi only for elements drawn by      memory O(m' chunks) + features
+             the size of their gradient: unbiased, far less noise
+subset       encode the drawn chunks and nothing else: biased, cheap     memory O(m' chunks)
+none         inference                                                   memory O(chunk)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setstream import collectives
+from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError, ShapeError
+from setstream.importance import FLOOR, ImportancePass
+from setstream.layout import Packed, Sets, pack
+from setstream.partition import Chunks, Given, Piece, columns, cut, draw, draw_counts, factor
+from setstream.parts import Maximum, Minimum
+from setstream.passes import Block, Pass, differentiable
+from setstream.pool import Context
+from setstream.state import State
+
+GRADIENTS = ("full", "exact", "unbiased", "importance", "subset", "none")
+PARTITIONS = ("random", "contiguous")
+
+# Chunks that carry no graph may be larger than chunk_size: as many elements as keep about this many numbers in memory.
+FORWARD_NUMBERS = 2**22
+
+
+class InMemory:
+    """Pieces of packed elements, as blocks that can be gone through again and again."""
+
+    def __init__(self, packed: Packed, pieces: list[Piece]) -> None:
+        self.packed, self.pieces = packed, pieces
+
+    def __iter__(self) -> Iterator[Block]:
+        for index, piece in enumerate(self.pieces):
+            yield Block(index, piece.of(self.packed.elements), piece.positions)
+
+
+class Served:
+    """The chunks of a source as blocks; counts, on the way, how many chunks each set has."""
+
+    def __init__(self, source: Chunks) -> None:
+        self.source = source
+        self.present: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[Block]:
+        for index, packed in enumerate(self.source):
+            if index == len(self.present):
+                self.present.append([int(length > 0) for length in packed.lengths])
+            yield Block(index, packed)
+
+
+class DrawnPass(Pass):
+    """A pass of which only drawn blocks go back: the first blocks of memory, or drawn chunks of a source."""
+
+    known: list[Tensor] | None = None
+    wanted: int = 1
+    replacement: bool = False
+    generator: torch.Generator | None = None
+
+    def factors(self) -> Iterator[tuple[Block, Tensor | None]]:
+        """The drawn blocks with their factors."""
+        factors = dict(enumerate(self.known)) if self.known is not None else self._draw_served()
+        last = max(factors, default=-1)
+        for block in self.blocks:
+            if block.index in factors:
+                yield block, factors[block.index].to(self.empty.device)
+            if block.index >= last:
+                return
+
+    def _draw_served(self) -> dict[int, Tensor]:
+        """Now that the source has been read once, its length is known: draw for each set among its own chunks."""
+        assert isinstance(self.blocks, Served)
+        present = torch.tensor(self.blocks.present)  # (C, B)
+        factors: dict[int, Tensor] = {}
+        for index in range(present.shape[1]):
+            own = present[:, index].nonzero().flatten()
+            for chunk, times in draw_counts(len(own), self.wanted, self.replacement, self.generator).items():
+                row = factors.setdefault(int(own[chunk]), torch.zeros(present.shape[1]))
+                row[index] = factor(len(own), self.wanted, times)
+        return factors
+
+
+def encode(
+    encoder: SetEncoder,
+    sets: Sets | Chunks,
+    mask: Tensor | None = None,
+    chunk_size: int = 256,
+    gradient: str = "unbiased",
+    grad_chunks: int = 1,
+    replacement: bool = False,
+    generator: torch.Generator | None = None,
+    group: collectives.Group | None = None,
+    *,
+    partition: str | Given | None = None,
+    features: str | Path = "cache",
+    floor: float = FLOOR,
+) -> Any:
+    """Encode sets of any size in constant memory, with a gradient of your choice.
+
+    sets:         (B, N, ...) with an optional mask, a list of tensors, a pair (x, ptr), or `ss.Chunks` that serves them.
+    chunk_size:   elements of a set that have a graph at a time.
+    gradient:     full, exact, unbiased, importance, subset or none: see the table in `setstream/encode.py`.
+    grad_chunks:  m', the chunks of each set that carry the gradient; as many as there are means all: the full gradient.
+    replacement:  draw chunks as the paper writes it, with replacement (a chunk drawn twice counts twice in the gradient).
+                  Without it the noise is smaller. Refused for pools with a maximum or minimum, where it would be biased.
+    generator:    makes partition and draw reproducible.
+    group:        a torch.distributed group whose ranks each hold a part of every set; all get z and gradients of the whole.
+    partition:    random (while training), contiguous (otherwise), or your own: for each set a list of index lists.
+    features:     for importance: keep all features in memory ("cache"), in files under a folder (its path), or "recompute".
+    floor:        for importance: no element is drawn less often than one of this share of the mean gradient would be.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 16), ss.UMBC(16, num_slots=4))
+    >>> head = torch.nn.Linear(16, 2)
+    >>> x = torch.randn(8, 1000, 3)
+    >>> z = ss.encode(encoder, x, chunk_size=100, gradient="unbiased")
+    >>> head(z).square().mean().backward()            # an ordinary training loop: nothing else changes
+    >>> torch.allclose(z, encoder(x), atol=1e-5)      # the value is that of the full set
+    True
+    """
+    if gradient not in GRADIENTS:
+        raise ConfigurationError(f"unknown gradient {gradient!r}: choose one of {', '.join(GRADIENTS)}")
+    if chunk_size < 1:
+        raise ConfigurationError(f"chunk_size must be at least 1; got {chunk_size}")
+    if grad_chunks < 1:
+        raise ConfigurationError(f"grad_chunks must be at least 1; got {grad_chunks}")
+    if isinstance(partition, str) and partition not in PARTITIONS:
+        raise ConfigurationError(f"unknown partition {partition!r}: choose one of {', '.join(PARTITIONS)}, or give index lists")
+    if replacement and gradient in ("unbiased", "subset") and _has_extremum(encoder):
+        raise ConfigurationError(
+            "drawing chunks with replacement is biased for a maximum or minimum: the chunk that holds it is included with "
+            "probability 1 - (1 - 1/C)^m', not m'/C. Leave replacement=False."
+        )
+    if partition is None:
+        partition = "random" if encoder.training else "contiguous"
+    if not torch.is_grad_enabled():
+        gradient = "none"
+    if isinstance(sets, Chunks):
+        if mask is not None:
+            raise ConfigurationError("a source of chunks brings its own sizes: leave the mask out and serve lists of tensors")
+        return _encode_served(
+            encoder, sets, gradient, chunk_size, grad_chunks, replacement, generator, group, features=features, floor=floor
+        )
+    packed = pack(sets, mask)
+    if gradient == "full" and group is None:
+        return encoder(sets, mask)
+
+    if gradient == "subset":
+        chunks = cut(packed.lengths, chunk_size, partition, generator)
+        drawn = draw(chunks, packed.lengths, grad_chunks, False, generator)
+        packed = drawn.pieces[0].of(packed.elements)
+        if group is None:
+            return encoder.finalize(encoder.update(None, _as_sets(packed)))
+
+    empty, context = _begin(encoder, len(packed), group)
+    forward_size = max(chunk_size, FORWARD_NUMBERS // (_numbers_each(packed.elements, encoder) * len(packed)))
+    if gradient == "none":
+        with torch.no_grad():
+            pieces = columns(cut(packed.lengths, forward_size, "contiguous", None), packed.lengths)
+            return encoder.finalize(Pass(encoder, InMemory(packed, pieces), empty, context, group).run())
+
+    job: Pass
+    if gradient == "unbiased":
+        chunks = cut(packed.lengths, chunk_size, partition, generator)
+        drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator)
+        rest = [list(own.split(forward_size)) if len(own) else [] for own in drawn.rest]
+        pieces = [*drawn.pieces, *(columns(rest, packed.lengths) if any(rest) else [])]
+        job = DrawnPass(encoder, InMemory(packed, pieces), empty, context, group)
+        job.known = drawn.factors
+    else:
+        size = forward_size if gradient == "importance" else chunk_size
+        given = partition if not isinstance(partition, str) and gradient == "exact" else "contiguous"
+        blocks = InMemory(packed, columns(cut(packed.lengths, size, given, None), packed.lengths))
+        if gradient == "importance":
+            wanted = grad_chunks * chunk_size
+            job = ImportancePass(
+                encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
+            )
+        else:  # exact; or full and subset across ranks, whose graph must not cross them
+            job = Pass(encoder, blocks, empty, context, group)
+    if packed.elements.requires_grad:
+        job.elements = packed.elements
+    return encoder.finalize(differentiable(job))
+
+
+def _encode_served(
+    encoder: SetEncoder,
+    source: Chunks,
+    gradient: str,
+    chunk_size: int,
+    grad_chunks: int,
+    replacement: bool,
+    generator: torch.Generator | None,
+    group: collectives.Group | None,
+    *,
+    features: str | Path,
+    floor: float,
+) -> Any:
+    """The same for a source, whose chunks are the partition."""
+    if gradient == "subset":
+        raise ConfigurationError("'subset' of a source is the source of a subset: serve fewer chunks and use gradient='exact'")
+    blocks = Served(source)
+    first = next(iter(source), None)
+    if first is None:
+        raise ShapeError("the source of chunks is empty: at least one chunk is needed, to know how many sets there are")
+    empty, context = _begin(encoder, len(first), group)
+    if gradient == "full" and group is None:
+        state = empty
+        for block in blocks:
+            state = state + encoder.absorb(state, context, block.packed, encoder.features(block.packed.elements))
+        return encoder.finalize(state)
+    if gradient == "none":
+        with torch.no_grad():
+            return encoder.finalize(Pass(encoder, blocks, empty, context, group).run())
+    job: Pass
+    if gradient == "importance":
+        wanted = grad_chunks * chunk_size
+        job = ImportancePass(
+            encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
+        )
+    elif gradient == "unbiased":
+        job = DrawnPass(encoder, blocks, empty, context, group)
+        job.wanted, job.replacement, job.generator = grad_chunks, replacement, generator
+    else:
+        job = Pass(encoder, blocks, empty, context, group)
+    return encoder.finalize(differentiable(job))
+
+
+def _begin(encoder: SetEncoder, batch: int, group: collectives.Group | None) -> tuple[State, Context]:
+    """The empty state, with one draw for all ranks, and what the pool prepares once for all chunks."""
+    empty = encoder.empty(batch)
+    if group is not None:
+        empty = collectives.share_draw(empty, group)
+    return empty, encoder.pool.prepare(empty)
+
+
+def _has_extremum(encoder: SetEncoder) -> bool:
+    parts = encoder.pool.empty_parts(1, torch.device("cpu"))
+    return any(isinstance(part, Maximum | Minimum) for part in parts.values())
+
+
+def _numbers_each(elements: Tensor, encoder: SetEncoder) -> int:
+    """Roughly how many numbers an element occupies on its way through phi."""
+    width = encoder.pool.in_dim or 0
+    return max(1, elements[:1].numel() + 4 * width)
+
+
+def _as_sets(packed: Packed) -> tuple[Tensor, Tensor]:
+    return packed.elements, torch.tensor([0, *packed.lengths]).cumsum(0)

@@ -1,0 +1,189 @@
+"""The gradient through the pool exact, through phi sampled by importance.
+
+    g_j = ∂L/∂φ_j                       exact for every element, once all features are known: the pool is cheap
+    π_j = min(1, c w_j),  Σ_j π_j = m   w_j = |g_j| + floor · mean|g|;  0 where g_j = 0
+    ∂L/∂θ ≈ Σ_{j drawn} g_j / π_j · ∂φ_j/∂θ,     each j drawn with probability π_j: unbiased for any positive π
+
+Slots and projections get their exact gradient; only phi, the expensive part, is sampled, most where it matters. The draw
+is systematic: a uniform offset, then one element for each unit of the cumulated π in random order. So m elements are drawn,
+none twice, and those with π_j = 1 always. Where few elements have a gradient at all (a max pool), it is exact.
+
+Among estimators that know |g_j| only, w_j = |g_j| has the least variance if all ∂φ_j/∂θ are of one size; the floor bounds the
+damage where they are not: no weight g_j/π_j exceeds |g_j| by more than a factor N (1 + floor) / (m floor).
+
+The features of all elements are kept between the two directions: in memory ("cache"), in files under a folder (a path), or not
+at all ("recompute": two more forward passes of phi without a graph).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from setstream.collectives import Group
+from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
+from setstream.parts import accumulator_dtype
+from setstream.passes import Block, Pass
+from setstream.pool import Context
+from setstream.state import State
+
+FLOOR = 0.1
+
+
+def inclusion_probabilities(weights: Tensor, wanted: int) -> Tensor:
+    """π = min(1, c w) with Σ π = wanted, zero where w is; all ones where there are no more than `wanted` positive weights.
+
+    >>> import torch
+    >>> inclusion_probabilities(torch.tensor([8.0, 1.0, 1.0, 0.0]), 2)
+    tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
+    positive = weights > 0
+    if int(positive.sum()) <= wanted:
+        return positive.to(weights.dtype)
+    certain = torch.zeros_like(positive)
+    while True:  # each round fixes at least one more element at probability one
+        left = wanted - int(certain.sum())
+        open_weights = weights.masked_fill(certain, 0.0)
+        probabilities = open_weights * (left / open_weights.sum())
+        over = probabilities >= 1.0
+        if not bool(over.any()):
+            return probabilities.masked_fill(certain, 1.0)
+        certain |= over
+
+
+def systematic_draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Positions drawn with exactly the given inclusion probabilities, each at most once."""
+    order = torch.randperm(len(probabilities), generator=generator).to(probabilities.device)
+    steps = probabilities[order].double().cumsum(0) + torch.rand((), generator=generator, dtype=torch.float64).to(order.device)
+    floors = steps.floor()
+    before = torch.cat([floors.new_zeros(1), floors[:-1]])
+    return order[floors > before]
+
+
+class ImportancePass(Pass):
+    """A pass whose way back is exact for the pool and sampled by importance for phi."""
+
+    def __init__(
+        self,
+        encoder: SetEncoder,
+        blocks: Iterable[Block],
+        empty: State,
+        context: Context,
+        group: Group | None,
+        *,
+        wanted: int,
+        floor: float,
+        features: str | Path,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__(encoder, blocks, empty, context, group)
+        for name, module in encoder.phi.named_modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+                raise ConfigurationError(
+                    f"phi.{name} is a dropout in training mode, and 'importance' recomputes single elements, whose masks "
+                    "cannot be drawn again. Put dropout into the head, set phi.eval(), or use gradient='exact' or 'unbiased'."
+                )
+        if not floor > 0:
+            raise ConfigurationError(f"floor must be positive, so that every element that matters can be drawn; got {floor}")
+        self.seed = None
+        self.wanted, self.floor, self.generator = wanted, floor, generator
+        self.keep = features
+        self.cache: dict[int, Tensor | Path] = {}
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        if features not in ("cache", "recompute"):
+            self.folder = tempfile.TemporaryDirectory(prefix="setstream-features-", dir=features)
+
+    def visit(self, block: Block, features: Tensor) -> None:
+        """Keep the block's features."""
+        if self.folder is not None:
+            path = Path(self.folder.name) / f"{block.index}.npy"
+            np.save(path, features.detach().float().cpu().numpy())
+            self.cache[block.index] = path
+        elif self.keep == "cache":
+            self.cache[block.index] = features.detach()
+
+    def _features(self, block: Block) -> Tensor:
+        kept = self.cache.get(block.index)
+        if isinstance(kept, Path):
+            return torch.from_numpy(np.load(kept)).to(self.empty.device)
+        if kept is None:
+            with torch.no_grad(), self._autocast():
+                kept = self.encoder.features(block.packed.elements)
+        return kept
+
+    def pull_back(self, cotangents: dict[str, dict[str, Tensor]]) -> list[Tensor | None]:
+        """Exact through the pool for all elements; through phi for the drawn ones."""
+        to_elements = None if self.elements is None else torch.zeros_like(self.elements)
+        through_phi = self.phi_learns or to_elements is not None
+        found: dict[int, Tensor] = {}
+        norms: dict[int, Tensor] = {}
+        with self.leaves() as (gradients, context):
+            for block in self.blocks:
+                features = self._features(block).detach().requires_grad_(through_phi)
+                outputs, cots = self.outputs(block, context, features, cotangents)
+                g = gradients.add(outputs, cots, [features] if through_phi else [])
+                if g and g[0] is not None:
+                    norms[block.index] = torch.linalg.vector_norm(g[0], dim=1, dtype=accumulator_dtype(g[0].device))
+                    if self.keep == "cache":
+                        found[block.index] = g[0]
+            drawn = self._draw(norms)
+            for block in self.blocks if drawn else ():
+                if block.index in drawn:
+                    positions, scale = drawn[block.index]
+                    g_block = found[block.index] if self.keep == "cache" else self._cotangent(block, context, cotangents)
+                    elements = block.packed.elements[positions].detach().requires_grad_(to_elements is not None)
+                    with torch.enable_grad(), self._autocast():
+                        features = self.encoder.features(elements)
+                    wanted = g_block[positions] * scale[:, None].to(g_block.dtype)
+                    back = gradients.add([features], [wanted], [] if to_elements is None else [elements])
+                    if to_elements is not None and back[0] is not None:
+                        to_elements[self._positions(block)[positions]] += back[0]
+        return self.finish(gradients, to_elements)
+
+    def _cotangent(self, block: Block, context: Context, cotangents: dict[str, dict[str, Tensor]]) -> Tensor:
+        """g of every element of a block, again."""
+        features = self._features(block).detach().requires_grad_()
+        outputs, cots = self.outputs(block, context, features, cotangents)
+        (g,) = torch.autograd.grad(outputs, [features], [c.to(o.dtype) for c, o in zip(cots, outputs, strict=True)])
+        return g
+
+    def _draw(self, norms: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+        """For each block with drawn elements: their positions in it, and 1/π of each."""
+        if not norms:
+            return {}
+        lengths = {block.index: block.packed.lengths for block in self.blocks if block.index in norms}
+        device = next(iter(norms.values())).device
+        owner = torch.cat([_set_of_each(lengths[index], device) for index in norms])
+        block_of = torch.cat([torch.full((len(n),), index, device=device) for index, n in norms.items()])
+        within = torch.cat([torch.arange(len(n), device=device) for n in norms.values()])
+        size = torch.cat(list(norms.values()))
+        result: list[tuple[Tensor, Tensor, Tensor]] = []
+        for index in range(len(self.empty)):
+            mine = (owner == index).nonzero().flatten()
+            if not len(mine):
+                continue
+            own = size[mine]
+            weights = torch.where(own > 0, own + self.floor * own.mean(), 0.0)
+            probabilities = inclusion_probabilities(weights, self.wanted)
+            chosen = systematic_draw(probabilities, self.generator)
+            result.append((block_of[mine[chosen]], within[mine[chosen]], probabilities[chosen].reciprocal()))
+        blocks, positions, scales = (torch.cat(column) for column in zip(*result, strict=True))
+        return {int(b): (positions[blocks == b], scales[blocks == b]) for b in blocks.unique()}
+
+    @staticmethod
+    def _positions(block: Block) -> Tensor:
+        if isinstance(block.positions, slice):
+            return torch.arange(block.positions.start, block.positions.stop)
+        assert block.positions is not None
+        return block.positions
+
+
+def _set_of_each(lengths: list[int], device: torch.device) -> Tensor:
+    """Which set each element of a packed block belongs to."""
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)

@@ -1,0 +1,176 @@
+"""How sets are cut into chunks, and which chunks carry the gradient.
+
+    random       a random order of each set, cut into pieces of chunk_size (the last may be smaller)
+    contiguous   the given order, cut the same way: no copy of the elements for a single set
+    given        an index list for each chunk of each set
+
+Set i has C_i chunks; m' of them are drawn, uniformly, with or without replacement. The gradient of what the drawn chunks
+contribute is multiplied by
+
+    factor = t C_i / m'        t: how often the chunk was drawn (always one without replacement)
+
+which makes its expectation the gradient of the whole. The factor is per set: sets of one batch have different sizes. With
+m' >= C_i every chunk is taken once, with factor one: the full gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from setstream.errors import ConfigurationError, ShapeError
+from setstream.layout import Packed, Sets, pack
+
+# Index lists: for each set, one list (or tensor) of element positions for each chunk.
+Given: TypeAlias = "Sequence[Sequence[Sequence[int] | Tensor]]"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some elements of each set: where they are in the packed elements, and how many of each set."""
+
+    positions: Tensor | slice
+    lengths: list[int]
+
+    def of(self, elements: Tensor) -> Packed:
+        """The piece itself; a view where the positions are a slice."""
+        return Packed(elements[self.positions], self.lengths)
+
+    @property
+    def total(self) -> int:
+        """Elements of all sets together."""
+        return sum(self.lengths)
+
+
+class Chunks:
+    """Sets that are served chunk by chunk: anything that can be iterated again and again.
+
+    Each item is a chunk of all sets of the batch, in any layout (a list where a set has nothing to give in this chunk). How
+    many chunks there are need not be known before the first pass.
+
+    >>> import torch, setstream as ss
+    >>> x = torch.randn(1, 100, 3)
+    >>> source = ss.Chunks(x.split(30, dim=1))
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
+    >>> torch.allclose(ss.encode(encoder, source, gradient="none"), encoder(x), atol=1e-5)
+    True
+    """
+
+    def __init__(self, source: Iterable[Sets]) -> None:
+        if isinstance(source, Iterator):
+            raise ConfigurationError(
+                "a source of chunks is read more than once, and an iterator or generator only gives its chunks once. Pass a "
+                "list, or an object whose __iter__ starts anew."
+            )
+        self.source = source
+
+    def __iter__(self) -> Iterator[Packed]:
+        batch: int | None = None
+        for chunk in self.source:
+            packed = pack(chunk)
+            if batch not in (None, len(packed)):
+                raise ShapeError(
+                    f"every chunk must hold all sets of the batch: the first had {batch}, this one has {len(packed)}"
+                )
+            batch = len(packed)
+            yield packed
+
+
+def orders(lengths: list[int], partition: str, generator: torch.Generator | None) -> list[Tensor]:
+    """The order of each set's elements before it is cut."""
+    if partition == "random":
+        return [torch.randperm(length, generator=generator) for length in lengths]
+    return [torch.arange(length) for length in lengths]
+
+
+def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: torch.Generator | None) -> list[list[Tensor]]:
+    """The chunks of each set as lists of element positions within the set."""
+    if isinstance(partition, str):
+        return [list(order.split(chunk_size)) if len(order) else [] for order in orders(lengths, partition, generator)]
+    if len(partition) != len(lengths):
+        raise ShapeError(f"a given partition needs an index list for each of the {len(lengths)} sets; got {len(partition)}")
+    chunks = [[torch.as_tensor(chunk, dtype=torch.int64) for chunk in own] for own in partition]
+    for index, (own, length) in enumerate(zip(chunks, lengths, strict=True)):
+        seen = torch.cat([torch.empty(0, dtype=torch.int64), *own]).sort().values
+        if not torch.equal(seen, torch.arange(length)):
+            raise ShapeError(f"the given partition of set {index} must name each of its {length} elements exactly once")
+    return chunks
+
+
+def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:
+    """The piece that takes selection[i] from set i."""
+    own = [len(positions) for positions in selection]
+    if len(selection) == 1 and own[0]:
+        only = selection[0]
+        first, last = int(only[0]), int(only[-1])
+        if last - first + 1 == own[0] and bool((only.diff() == 1).all()):
+            return Piece(slice(first, last + 1), own)
+    start, shifted = 0, []
+    for positions, length in zip(selection, lengths, strict=True):
+        shifted.append(positions + start)
+        start += length
+    return Piece(torch.cat(shifted), own)
+
+
+def columns(chunks: list[list[Tensor]], lengths: list[int]) -> list[Piece]:
+    """Chunk j of every set together, for each j; a set that has no chunk j gives nothing."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    count = max(1, *(len(own) for own in chunks))
+    return [joined([own[j] if j < len(own) else nothing for own in chunks], lengths) for j in range(count)]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Chunks that carry the gradient, with the factor of each set, and everything else."""
+
+    pieces: list[Piece]
+    factors: list[Tensor]
+    rest: list[Tensor]
+
+
+def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Generator | None) -> dict[int, int]:
+    """Which of a set's chunks are drawn, and how often each."""
+    if wanted >= chunks:
+        return dict.fromkeys(range(chunks), 1)
+    if not replacement:
+        return dict.fromkeys(torch.randperm(chunks, generator=generator)[:wanted].tolist(), 1)
+    counts: dict[int, int] = {}
+    for chunk in torch.randint(chunks, (wanted,), generator=generator).tolist():
+        counts[chunk] = counts.get(chunk, 0) + 1
+    return counts
+
+
+def factor(chunks: int, wanted: int, times: int) -> float:
+    """What the gradient of a chunk that was drawn `times` times is multiplied by."""
+    return times * max(chunks / wanted, 1.0)
+
+
+def draw(
+    chunks: list[list[Tensor]], lengths: list[int], wanted: int, replacement: bool, generator: torch.Generator | None
+) -> Drawn:
+    """Draw `wanted` chunks of each set.
+
+    Without replacement all chunks of a set have one factor and make one piece; with it each draw is a piece of its own.
+    """
+    drawn = [draw_counts(len(own), wanted, replacement, generator) for own in chunks]
+    nothing = torch.empty(0, dtype=torch.int64)
+    rest = [
+        torch.cat([nothing, *(chunk for index, chunk in enumerate(own) if index not in taken)])
+        for own, taken in zip(chunks, drawn, strict=True)
+    ]
+    if not replacement:
+        taken = [torch.cat([nothing, *(own[index] for index in counts)]) for own, counts in zip(chunks, drawn, strict=True)]
+        factors = torch.tensor([factor(len(own), wanted, 1) for own in chunks])
+        return Drawn([joined(taken, lengths)], [factors], rest)
+    pieces, factors_list = [], []
+    for turn in range(max(1, *(len(counts) for counts in drawn))):
+        picks = [list(counts.items())[turn] if turn < len(counts) else None for counts in drawn]
+        pieces.append(joined([nothing if p is None else own[p[0]] for own, p in zip(chunks, picks, strict=True)], lengths))
+        factors_list.append(
+            torch.tensor([1.0 if p is None else factor(len(own), wanted, p[1]) for own, p in zip(chunks, picks, strict=True)])
+        )
+    return Drawn(pieces, factors_list, rest)

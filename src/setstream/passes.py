@@ -1,0 +1,246 @@
+"""A pass over sets of any size without a graph, and its way back.
+
+    forward   state = Σ_blocks absorb(phi(block))                     no graph: the memory of one block
+    backward  for the blocks that carry the gradient:
+                  recompute absorb(phi(block)) with a graph,
+                  feed it the state's cotangent times the block's factor
+
+The state is small, so its cotangent is too, and nothing else needs to be kept. All blocks with factor one: the exact gradient.
+Some drawn blocks with factor C / m': the paper's estimator, unbiased. The factor is on the *state*, numerator and normaliser,
+and not on the output or on named parameters: whatever follows the state (the division, a slot residual, a layer norm, the value
+projection, the head) sees the value of the full set and gets its ordinary gradient, with weight one.
+
+Random modules in phi (dropout) draw the same numbers in both directions: each block has a seed of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from setstream import collectives
+from setstream.encoder import SetEncoder
+from setstream.layout import Packed
+from setstream.parts import Maximum, Minimum, Part, accumulator_dtype, align
+from setstream.pool import Context
+from setstream.state import State
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of every set, and where it lies in the packed elements (None when it came from a source)."""
+
+    index: int
+    packed: Packed
+    positions: Tensor | slice | None = None
+
+
+@dataclass
+class Gradients:
+    """Sums of gradients over blocks, in the accumulators' precision."""
+
+    targets: list[Tensor]
+    sums: list[Tensor | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sums = [None] * len(self.targets)
+
+    def add(self, outputs: list[Tensor], cotangents: list[Tensor], extra: list[Tensor]) -> list[Tensor | None]:
+        """Add the gradients of `outputs` at `cotangents`; gives those with respect to `extra`, which are not summed."""
+        pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
+        if not pairs:
+            return [None] * len(extra)
+        outputs, cotangents = [list(side) for side in zip(*pairs, strict=True)]
+        found = torch.autograd.grad(outputs, [*self.targets, *extra], cotangents, allow_unused=True)
+        for index, gradient in enumerate(found[: len(self.targets)]):
+            if gradient is not None:
+                gradient = gradient.to(accumulator_dtype(gradient.device))
+                before = self.sums[index]
+                self.sums[index] = gradient if before is None else before.add_(gradient)
+        return list(found[len(self.targets) :])
+
+
+class Pass:
+    """One encoding of a batch: `run` goes forward, `pull_back` brings the state's cotangent to phi, pool and elements."""
+
+    def __init__(
+        self, encoder: SetEncoder, blocks: Iterable[Block], empty: State, context: Context, group: collectives.Group | None
+    ) -> None:
+        self.encoder, self.blocks, self.empty, self.group = encoder, blocks, empty, group
+        self.context = {name: tensor.detach() for name, tensor in context.items()}
+        self.parameters = [p for p in encoder.parameters() if p.requires_grad]
+        self.graded_context = [name for name, tensor in context.items() if tensor.requires_grad]
+        self.inputs = [*self.parameters, *(context[name] for name in self.graded_context)]
+        self.elements: Tensor | None = None  # set when the elements want a gradient
+        self.phi_learns = any(p.requires_grad for p in encoder.phi.parameters())
+        self.owners: dict[str, Tensor] = {}
+        self.whole = empty
+        random = any(module.training for module in encoder.phi.modules())
+        self.seed = int(torch.randint(2**62, ())) if random else None
+        kind = empty.device.type
+        self.autocast: tuple[str, torch.dtype] | None = None
+        if torch.is_autocast_enabled(kind):
+            self.autocast = kind, torch.get_autocast_dtype(kind)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> State:
+        """The state of all blocks (of all ranks)."""
+        state = self.empty
+        for block in self.blocks:
+            with self._replay(block):
+                features = self.encoder.features(block.packed.elements)
+            self.visit(block, features)
+            chunk = self.encoder.absorb(state, self.context, block.packed, features)
+            self._claim(state, chunk, block.index)
+            state = state + chunk
+        self.whole = state
+        if self.group is not None:
+            self.whole = collectives.reduce_state(state, self.group)
+            for name, owner in self.owners.items():
+                mine = collectives.owns(state.parts[name]["value"], self.whole.parts[name]["value"], self.group)
+                self.owners[name] = owner.masked_fill(~mine, -1)
+        return self.whole
+
+    def visit(self, block: Block, features: Tensor) -> None:
+        """Called with each block's features on the way forward."""
+
+    def _claim(self, before: State, chunk: State, index: int) -> None:
+        """Remember which block holds each extreme value: it alone gets the gradient."""
+        for name, part in chunk.parts.items():
+            if isinstance(part, Maximum | Minimum):
+                mine, theirs = part["value"], before.parts[name]["value"]
+                better = mine > theirs if isinstance(part, Maximum) else mine < theirs
+                owner = self.owners.get(name, torch.full_like(mine, -1, dtype=torch.int64))
+                self.owners[name] = torch.where(better, index, owner)
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def factors(self) -> Iterator[tuple[Block, Tensor | None]]:
+        """The blocks that carry the gradient, each with its factor per set (None: one)."""
+        for block in self.blocks:
+            yield block, None
+
+    def pull_back(self, cotangents: dict[str, dict[str, Tensor]]) -> list[Tensor | None]:
+        """The gradients of all inputs, given those of the state's parts."""
+        to_elements = None if self.elements is None else torch.zeros_like(self.elements)
+        extra = to_elements is not None
+        with self.leaves() as (gradients, context):
+            for block, factor in self.factors():
+                elements = block.packed.elements.detach().requires_grad_(extra)
+                with self._replay(block), torch.set_grad_enabled(self.phi_learns or extra), self._autocast():
+                    features = self.encoder.features(elements)
+                outputs, cots = self.outputs(block, context, features, cotangents, factor)
+                found = gradients.add(outputs, cots, [elements] if extra else [])
+                if to_elements is not None and found[0] is not None:
+                    to_elements[block.positions] += found[0]
+        return self.finish(gradients, to_elements)
+
+    @contextmanager
+    def leaves(self) -> Iterator[tuple[Gradients, Context]]:
+        """Sums for all inputs, and the context; inside, both context and parameters are leaves of new graphs.
+
+        Stand-ins take the parameters' places: their hooks should see one gradient for each backward, not one for each block.
+        """
+        context = {n: t.detach().requires_grad_(n in self.graded_context) for n, t in self.context.items()}
+        stand_ins = {id(p): p.detach().requires_grad_() for p in self.parameters}
+        places: list[tuple[dict[str, Any], str, Tensor]] = [
+            (module._parameters, name, p)
+            for module in self.encoder.modules()
+            for name, p in module._parameters.items()
+            if p is not None and id(p) in stand_ins
+        ]
+        for parameters, name, p in places:
+            parameters[name] = stand_ins[id(p)]
+        try:
+            yield Gradients([*stand_ins.values(), *(context[name] for name in self.graded_context)]), context
+        finally:
+            for parameters, name, p in places:
+                parameters[name] = p
+
+    def outputs(
+        self,
+        block: Block,
+        context: Context,
+        features: Tensor,
+        cotangents: dict[str, dict[str, Tensor]],
+        factor: Tensor | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The block's part of the state with a graph, and what each of its tensors gets of the state's cotangent."""
+        with torch.enable_grad(), self._autocast():
+            chunk = self.encoder.absorb(self.empty, context, block.packed, features)
+        outputs, cots = [], []
+        for name, cotangent in cotangents.items():
+            owner = self.owners.get(name)
+            for out, cot in chunk.parts[name].pull_back(self.whole.parts[name], cotangent):
+                mine = cot if owner is None else cot.masked_fill(owner != block.index, 0.0)
+                outputs.append(out)
+                cots.append(mine if factor is None else mine * align(factor.to(mine), mine))
+        return outputs, cots
+
+    def finish(self, gradients: Gradients, to_elements: Tensor | None) -> list[Tensor | None]:
+        """Sum over the ranks, in the inputs' own types, elements last."""
+        sums = gradients.sums
+        if self.group is not None:
+            wide = [t.to(accumulator_dtype(t.device)) for t in gradients.targets]
+            sums = collectives.sum_gradients(sums, wide, self.group)
+        found = [None if s is None else s.to(t.dtype) for s, t in zip(sums, gradients.targets, strict=True)]
+        return found if self.elements is None else [*found, to_elements]
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _replay(self, block: Block) -> Iterator[None]:
+        """phi's random numbers for this block, the same each time; the caller's own stream is not touched."""
+        if self.seed is None:
+            yield
+            return
+        device = self.empty.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(self.seed + block.index)
+            yield
+
+    def _autocast(self) -> torch.autocast:
+        """The autocast that was on going forward."""
+        kind, dtype = self.autocast or (self.empty.device.type, None)
+        return torch.autocast(kind, dtype=dtype, enabled=self.autocast is not None)
+
+
+class _Encode(torch.autograd.Function):
+    """state = f(inputs), as autograd sees it. Parameters are explicit inputs, so hooks and DDP meet their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, job: Pass, names: list[tuple[str, str]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.job, ctx.names = job, names
+        return tuple(job.whole.parts[part][key].detach() for part, key in names)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        by_part: dict[str, dict[str, Tensor]] = {}
+        for (part, key), cotangent in zip(ctx.names, cotangents, strict=True):
+            by_part.setdefault(part, {})[key] = cotangent
+        return (None, None, *ctx.job.pull_back(by_part))
+
+
+def differentiable(job: Pass) -> State:
+    """The state of a pass, tied to the pass's way back."""
+    with torch.no_grad():
+        whole = job.run()
+    inputs = [*job.inputs, *([] if job.elements is None else [job.elements])]
+    names = [(name, key) for name, part in whole.parts.items() for key in part.graded()]
+    if not inputs or not names:
+        return whole
+    tied = dict(zip(names, _Encode.apply(job, names, *inputs), strict=True))
+    parts: dict[str, Part] = {
+        name: type(part)(**{key: tied.get((name, key), tensor) for key, tensor in part.tensors.items()})
+        for name, part in whole.parts.items()
+    }
+    return State(parts, whole.count, whole.origin)
