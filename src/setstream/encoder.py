@@ -77,15 +77,13 @@ class SetEncoder(nn.Module):
         """
         if batch < 1:
             raise ShapeError(f"a state holds at least one set; got batch = {batch}")
-        state = self.pool.empty(batch, self._device(), generator)
-        state.origin = self._current_origin()
-        return state
+        return self._empty(batch, self._device() or torch.get_default_device(), generator)
 
     def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None) -> State:
         """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing)."""
         packed = pack(chunk, mask)
         if state is None:
-            state = self.empty(len(packed))
+            state = self._empty(len(packed), self._device() or packed.elements.device)
         else:
             self.check_state(state)
             if len(state) != len(packed):
@@ -114,7 +112,7 @@ class SetEncoder(nn.Module):
     def features(self, elements: Tensor) -> Tensor:
         """phi of (M, ...) elements: (M, in_dim), checked."""
         self._check_phi()
-        if elements.device != self._device():
+        if self._device() not in (None, elements.device):
             raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self._device()}: move one of them")
         if self.check_finite and not all_finite(elements):
             bad = ~torch.isfinite(elements.detach()).flatten(1).all(1) if elements.dim() > 1 else ~torch.isfinite(elements)
@@ -213,6 +211,8 @@ class SetEncoder(nn.Module):
         """Raise MismatchError unless this encoder, with these weights, made the state."""
         if not isinstance(state, State):
             raise MismatchError(f"a State is needed here, from encoder.update() or encoder.empty(); got {type(state).__name__}")
+        if self._device() not in (None, state.device):
+            raise DeviceError(f"the state is on {state.device}, the encoder is on {self._device()}: use state.to(device)")
         origin = self._current_origin()
         if state.origin is None or not state.origin.same_as(origin):
             raise MismatchError(
@@ -258,9 +258,15 @@ class SetEncoder(nn.Module):
     def _feature_dtype(self) -> torch.dtype:
         return parameter_dtype(self.phi) or torch.get_default_dtype()
 
-    def _device(self) -> torch.device:
+    def _device(self) -> torch.device | None:
+        """Where the weights are; None when there are none, and any place will do."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
-        return torch.device("cpu") if tensor is None else tensor.device
+        return None if tensor is None else tensor.device
+
+    def _empty(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> State:
+        state = self.pool.empty(batch, device, generator)
+        state.origin = self._current_origin()
+        return state
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_origin": None}  # belongs to these weights in this process

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, RemovalError, ShapeError
 from setstream.fingerprint import Origin
-from setstream.parts import REMOVAL_TOLERANCE, Part
+from setstream.parts import REMOVAL_TOLERANCE, Part, accumulator_dtype
 
 
 class State:
@@ -158,7 +158,9 @@ class State:
             if not target.is_floating_point:
                 raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
             return State({name: part.to_dtype(target) for name, part in self.parts.items()}, self.count, self.origin)
-        return self._map(lambda tensor: tensor.to(target))
+        device = torch.device(target)
+        narrow = self.to(accumulator_dtype(device)) if accumulator_dtype(device) != torch.float64 else self  # MPS
+        return narrow._map(lambda tensor: tensor.to(device))
 
     def detach(self) -> State:
         """The same values without a graph."""

@@ -94,7 +94,10 @@ def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
     for name, kind in metadata["parts"].items():
         start = name + "."
         named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-        parts[name] = Part.of_kind(kind)(**named)
+        try:
+            parts[name] = Part.of_kind(kind)(**named)
+        except KeyError:
+            raise StateFormatError(f"this state has a part of unknown kind {kind!r}: a newer setstream wrote it") from None
     fingerprint = metadata["fingerprint"]
     return parts, count, None if fingerprint is None else Origin(None, fingerprint)
 

@@ -61,6 +61,7 @@ class SetStream:
         with evaluating(model):
             #: What is known of the elements so far. Assign a loaded state to go on where another process stopped.
             self.state: State = model.encoder.empty(1)
+        self._first = self.state
 
     def update(self, chunk: Sets, mask: Tensor | None = None) -> None:
         """Add the elements of `chunk` (B, n, ...), or of any other layout. The first chunk decides how many sets there are."""
@@ -79,6 +80,8 @@ class SetStream:
         state = other.state if isinstance(other, SetStream) else other
         with evaluating(self.model):
             self.model.encoder.check_state(state)
+        if isinstance(other, SetStream) and other._new():
+            return
         self.state = state if self._new() else self.state + state
 
     def predict(self) -> Any:
@@ -87,7 +90,7 @@ class SetStream:
             return self.model.finalize(self.state)
 
     def _new(self) -> bool:
-        return not bool(self.state.count.any())
+        return self.state is self._first
 
     def _after(self, state: State | None, chunk: Sets, mask: Tensor | None) -> State:
         with evaluating(self.model):

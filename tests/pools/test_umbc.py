@@ -187,3 +187,28 @@ def test_unknown_poolings():
         ss.SSE(8, 4, pool="median")
     with pytest.raises(ConfigurationError, match="one entry for each layer"):
         ss.HierarchicalSSE(8, ())
+
+
+def test_a_hierarchy_draws_once_a_pass_and_keeps_empty_sets_empty():
+    encoder = ss.SetEncoder(nn.Identity(), ss.HierarchicalSSE(8, (4, 2)))
+    with torch.no_grad():
+        for layer in encoder.pool.layers:
+            layer.slots.raw_std.fill_(1.0)
+    x = torch.randn(2, 6, 8)
+    state = encoder.train().update(None, x)
+    torch.testing.assert_close(encoder.finalize(state), encoder.finalize(state))
+    starts = [encoder.empty(2, generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    torch.testing.assert_close(*(encoder.finalize(encoder.update(start, x)) for start in starts))
+    assert torch.equal(encoder.eval()([x[0, :0], x[1]])[0], torch.zeros(2, 8))
+    ss.testing.check_slot_equivariance(ss.SetEncoder(nn.Identity(), ss.SSE(8, 4, pool="max")), x)
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "slot-softmax", "slot-exp", "slot-sigmoid"])
+@pytest.mark.parametrize("fold", [True, False])
+def test_gradients_of_a_wholly_masked_set_are_finite(activation, fold):
+    pool = ss.UMBC(8, 4, activation=activation, fold=fold)
+    x, mask = torch.randn(2, 5, 8, requires_grad=True), torch.ones(2, 5, dtype=torch.bool)
+    mask[0] = False
+    (pool(x, mask) * 100).sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert all(torch.isfinite(p.grad).all() for p in pool.parameters() if p.grad is not None)

@@ -32,6 +32,13 @@ OUTPUTS = ("best", "all")
 SMALLEST_VARIANCE = 1e-6
 
 
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean (B, d) of the real elements of x (B, N, d), which is zero where masked; zero for an empty set."""
+    if mask is None:
+        return x.sum(1) / max(x.shape[1], 1)
+    return x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+
+
 class DiffEM(nn.Module):
     """Differentiable EM pooling: (B, N, dim) to (B, out_dim), out_dim as the formula above has it.
 
@@ -67,7 +74,9 @@ class DiffEM(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The fitted mixtures as one vector per set."""
         x = check_set(x, self.dim, mask, self)
-        weights, means, variances, likelihood = self.fit(x, mask)
+        with torch.autocast(x.device.type, enabled=False):  # differences of squares want all their digits
+            weights, means, variances, likelihood = self.fit(x.to(torch.promote_types(x.dtype, torch.float32)), mask)
+        weights, means, variances = (t.to(x.dtype) for t in (weights, means, variances))
         if self.output == "all":
             return torch.cat([weights.flatten(1), means.flatten(1), variances.flatten(1)], dim=1)
         best = likelihood.argmax(1)  # (B,)
@@ -78,10 +87,13 @@ class DiffEM(nn.Module):
     def fit(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """MAP-EM: weights (B, H, p), means and variances (B, H, p, d), mean log-likelihood (B, H) of the fit."""
         batch = len(x)
-        anchors, spread = self.means, F.softplus(self.raw_variances)
+        # Everything moves with the set: around its mean, differences of squares lose the fewest digits.
+        centre = masked_mean(x.detach(), mask)[:, None, None]  # (B, 1, 1, d)
+        x = x - centre[:, 0]
+        anchors, spread = self.means.to(x.dtype) - centre, F.softplus(self.raw_variances.to(x.dtype))  # (B, H, p, d), (H, p, d)
         tau = self.strength
         weights = x.new_full((batch, self.heads, self.components), 1.0 / self.components)
-        means, variances = (t.expand(batch, -1, -1, -1) for t in (anchors, spread))
+        means, variances = anchors, spread.expand(batch, -1, -1, -1)
         real = None if mask is None else mask[:, None, :, None].to(x.dtype)
         for _ in range(self.steps):
             joint = self._log_joint(x, weights, means, variances)
@@ -94,6 +106,7 @@ class DiffEM(nn.Module):
             raw = (second + tau * (spread + anchors.square())) / w.unsqueeze(-1) - means.square()
             variances = raw.clamp(min=SMALLEST_VARIANCE)
         evidence = self._log_joint(x, weights, means, variances).logsumexp(-1)  # (B, H, N)
+        means = means + centre
         if mask is None:
             return weights, means, variances, evidence.sum(-1) / max(x.shape[1], 1)
         return weights, means, variances, (evidence * mask[:, None]).sum(-1) / mask.sum(1, keepdim=True).clamp(min=1)

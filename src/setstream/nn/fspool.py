@@ -47,9 +47,10 @@ class FSPool(nn.Module):
 
     def weights(self, rank: Tensor, count: Tensor) -> Tensor:
         """W at rank r of a set of `count` elements: ranks (N,) and counts (..., 1) to (..., N, dim)."""
-        position = (rank / (count - 1).clamp(min=1)).clamp(max=1.0).to(self.heights.dtype) * self.pieces  # (..., N)
+        wide = torch.promote_types(self.heights.dtype, torch.float32)
+        position = (rank.to(wide) / (count - 1).clamp(min=1)).clamp(max=1.0) * self.pieces  # (..., N)
         left = position.floor().clamp(max=self.pieces - 1)
         heights = self.heights.T  # (pieces + 1, dim)
         share = (position - left).unsqueeze(-1)
         index = left.long()
-        return (1 - share) * heights[index] + share * heights[index + 1]
+        return ((1 - share) * heights[index] + share * heights[index + 1]).to(self.heights.dtype)

@@ -59,7 +59,9 @@ class Slots(nn.Module):
         """ε (B, K, slot_dim) for one training pass; None where nothing is random."""
         if self.kind == "learned" or not self.training:
             return None
-        return torch.randn(batch, self.num_slots, self.slot_dim, device=device, dtype=self.mean.dtype, generator=generator)
+        where = device if generator is None else generator.device
+        noise = torch.randn(batch, self.num_slots, self.slot_dim, device=where, dtype=self.mean.dtype, generator=generator)
+        return noise.to(device)
 
     def forward(self, noise: Tensor | None) -> Tensor:
         """The slots (B or 1, K, slot_dim) for a draw, or for eval mode."""
@@ -70,6 +72,8 @@ class Slots(nn.Module):
     @torch.no_grad()
     def permute_(self, order: Tensor) -> None:
         """Reorder the slots in place: slot i becomes what slot order[i] was."""
+        if sorted(order.tolist()) != list(range(self.num_slots)):
+            raise ConfigurationError(f"an order of {self.num_slots} slots names each once; got {order.tolist()}")
         if self.kind != "shared-gaussian":
             self.mean.copy_(self.mean[order])
             if self.raw_std is not None:

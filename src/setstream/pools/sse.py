@@ -89,6 +89,14 @@ class HierarchicalSSE(Pool):
         assert isinstance(layer, UMBC)
         return layer
 
+    @property
+    def num_slots(self) -> int:
+        """Of the last layer."""
+        return [self.first, *self._later()][-1].num_slots
+
+    def _later(self) -> list[UMBC]:
+        return [layer for layer in self.layers[1:] if isinstance(layer, UMBC)]
+
     def configuration(self) -> dict[str, Any]:
         """The pooling over the slots; the layers speak for themselves."""
         return {"pool": self.pool}
@@ -98,8 +106,11 @@ class HierarchicalSSE(Pool):
         return self.first.empty_parts(batch, device, width)
 
     def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
-        """The first layer's slots; later layers draw theirs in `finalize`, once a pass."""
-        return self.first.draw_parts(batch, device, generator)
+        """The slots of all layers."""
+        parts = self.first.draw_parts(batch, device, generator)
+        for depth, layer in enumerate(self._later(), start=1):
+            parts |= {f"{name}-{depth}": part for name, part in layer.draw_parts(batch, device, generator).items()}
+        return parts
 
     def prepare(self, state: State) -> Context:
         """The first layer's queries."""
@@ -112,8 +123,11 @@ class HierarchicalSSE(Pool):
     def finalize(self, state: State) -> Tensor:
         """The slots of the last layer, or their pool."""
         z = self.first.finalize(state)
-        for layer in self.layers[1:]:
-            z = layer(z)
+        for depth, layer in enumerate(self._later(), start=1):
+            own = State({"draw": state.parts[f"draw-{depth}"]} if f"draw-{depth}" in state.parts else {}, state.count)
+            seen = (state.count > 0).unsqueeze(1).expand(z.shape[:2])  # an empty set stays empty
+            parts = layer.absorb_parts(layer.prepare(own), z, seen)
+            z = layer.finalize(State(own.parts | parts, state.count))
         return pool_slots(z, self.pool)
 
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
@@ -122,9 +136,7 @@ class HierarchicalSSE(Pool):
 
     def permute_slots_(self, order: Tensor) -> None:
         """Reorder the slots of the last layer."""
-        last = self.layers[-1]
-        assert isinstance(last, UMBC)
-        last.permute_slots_(order)
+        [self.first, *self._later()][-1].permute_slots_(order)
 
 
 class SSE(HierarchicalSSE):

@@ -188,7 +188,7 @@ class UMBC(Pool):
         A softmax over a set that comes in one piece is ordinary attention with the folded queries, and needs no state: torch's
         fused kernel computes it.
         """
-        plain = self.activation == ACTIVATIONS["softmax"] and self.folded and mask is None
+        plain = type(self) is UMBC and self.activation == ACTIVATIONS["softmax"] and self.folded and mask is None
         if not plain or features.dim() != 3 or features.shape[-1] != self.in_dim or not features.numel():
             return super().forward(features, mask)
         with self._no_autocast():
@@ -260,13 +260,13 @@ class UMBC(Pool):
 
     def _project_direct(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (B H, d/H, n) and values (B H, n, d/H), without biases: those enter as `offset` and in `finalize`."""
-        batch = len(features)
-        keys, values = (
-            torch.bmm(linear.weight.to(features.dtype).expand(batch, -1, -1), features.mT).view(
-                batch * self.heads, -1, features.shape[1]
-            )
-            for linear in (self.key, self.value)
-        )
+        batch, size = features.shape[:2]
+        weights = [linear.weight.to(features.dtype) for linear in (self.key, self.value)]
+        if batch == 1:
+            keys, values = ((weight @ features[0].T).view(self.heads, -1, size) for weight in weights)
+        else:
+            by_head = [F.linear(features, weight).unflatten(-1, (self.heads, -1)) for weight in weights]
+            keys, values = (rows.permute(0, 2, 3, 1).flatten(0, 1) for rows in by_head)
         return keys, values.mT
 
     @staticmethod
