@@ -6,8 +6,9 @@
 
 Times are medians of single calls. All contestants take turns in every round, so that a busy machine slows them all alike; the
 first call of a turn does not count, because it pays for what the one before has left in the caches and the allocator.
-What to read are the ratios. `ours` is the pool on the whole set, `streamed` the encoder fed in chunks of 4,096. `GEMM share` is the time that the matrix products of our form need at the rate that this machine
-reaches on large products (measured in the same run), divided by our time: 100 % would mean that everything else is free.
+What to read are the ratios. `ours` is the pool on the whole set, `streamed` the encoder fed in chunks of 4,096. `GEMM share` is
+the time that the matrix products of our form need at the rate that this machine reaches on large products (measured in the same
+run), divided by our time: 100 % would mean that everything else is free.
 """
 
 from __future__ import annotations

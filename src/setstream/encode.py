@@ -26,7 +26,7 @@ from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.importance import FLOOR, ImportancePass
 from setstream.layout import Packed, Sets, pack
-from setstream.partition import Chunks, Given, Piece, columns, cut, draw, draw_counts, factor
+from setstream.partition import Chunks, Given, Piece, columns, cut, draw, draw_counts, even_cut, factor
 from setstream.parts import Maximum, Minimum
 from setstream.passes import Block, Pass, differentiable
 from setstream.pool import Context
@@ -178,8 +178,8 @@ def encode(
     if gradient == "unbiased":
         chunks = cut(packed.lengths, chunk_size, partition, generator)
         drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator)
-        rest = [list(own.split(forward_size)) if len(own) else [] for own in drawn.rest]
-        pieces = [*drawn.pieces, *(columns(rest, packed.lengths) if any(rest) else [])]
+        rest = [even_cut(own, forward_size) for own in drawn.rest]
+        pieces = [*drawn.pieces, *columns(rest, packed.lengths)]
         job = DrawnPass(encoder, InMemory(packed, pieces), empty, context, group)
         job.known = drawn.factors
     else:

@@ -80,25 +80,46 @@ class Chunks:
             yield packed
 
 
-def orders(lengths: list[int], partition: str, generator: torch.Generator | None) -> list[Tensor]:
-    """The order of each set's elements before it is cut."""
+class Cut:
+    """One set, cut: an order of its elements and the bounds of the chunks in it."""
+
+    def __init__(self, order: Tensor, bounds: list[int]) -> None:
+        self.order, self.bounds = order, bounds
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def chunk(self, index: int) -> Tensor:
+        """The positions of chunk `index` within the set; none where there is no such chunk."""
+        return self.order[self.bounds[index] : self.bounds[index + 1]] if index < len(self) else self.order[:0]
+
+    def without(self, taken: Iterable[int]) -> Tensor:
+        """The positions of all other chunks: what lies between the taken ones."""
+        edges = [0, *(self.bounds[index + side] for index in sorted(taken) for side in (0, 1)), self.bounds[-1]]
+        return torch.cat([self.order[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)])
+
+
+def even_cut(order: Tensor, chunk_size: int) -> Cut:
+    """Chunks of chunk_size; the last may be smaller."""
+    return Cut(order, [*range(0, len(order), chunk_size), len(order)])
+
+
+def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: torch.Generator | None) -> list[Cut]:
+    """Each set, cut as `partition` says."""
     if partition == "random":
-        return [torch.randperm(length, generator=generator) for length in lengths]
-    return [torch.arange(length) for length in lengths]
-
-
-def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: torch.Generator | None) -> list[list[Tensor]]:
-    """The chunks of each set as lists of element positions within the set."""
+        return [even_cut(torch.randperm(length, generator=generator), chunk_size) for length in lengths]
     if isinstance(partition, str):
-        return [list(order.split(chunk_size)) if len(order) else [] for order in orders(lengths, partition, generator)]
+        return [even_cut(torch.arange(length), chunk_size) for length in lengths]
     if len(partition) != len(lengths):
         raise ShapeError(f"a given partition needs an index list for each of the {len(lengths)} sets; got {len(partition)}")
-    chunks = [[torch.as_tensor(chunk, dtype=torch.int64) for chunk in own] for own in partition]
-    for index, (own, length) in enumerate(zip(chunks, lengths, strict=True)):
-        seen = torch.cat([torch.empty(0, dtype=torch.int64), *own]).sort().values
-        if not torch.equal(seen, torch.arange(length)):
+    cuts = []
+    for index, (own, length) in enumerate(zip(partition, lengths, strict=True)):
+        chunks = [torch.as_tensor(chunk, dtype=torch.int64) for chunk in own]
+        order = torch.cat([torch.empty(0, dtype=torch.int64), *chunks])
+        if not torch.equal(order.sort().values, torch.arange(length)):
             raise ShapeError(f"the given partition of set {index} must name each of its {length} elements exactly once")
-    return chunks
+        cuts.append(Cut(order, [0, *torch.tensor([len(chunk) for chunk in chunks]).cumsum(0).tolist()]))
+    return cuts
 
 
 def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:
@@ -116,11 +137,10 @@ def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:
     return Piece(torch.cat(shifted), own)
 
 
-def columns(chunks: list[list[Tensor]], lengths: list[int]) -> list[Piece]:
+def columns(cuts: list[Cut], lengths: list[int]) -> list[Piece]:
     """Chunk j of every set together, for each j; a set that has no chunk j gives nothing."""
-    nothing = torch.empty(0, dtype=torch.int64)
-    count = max(1, *(len(own) for own in chunks))
-    return [joined([own[j] if j < len(own) else nothing for own in chunks], lengths) for j in range(count)]
+    count = max(1, *(len(own) for own in cuts))
+    return [joined([own.chunk(j) for own in cuts], lengths) for j in range(count)]
 
 
 @dataclass(frozen=True)
@@ -149,28 +169,20 @@ def factor(chunks: int, wanted: int, times: int) -> float:
     return times * max(chunks / wanted, 1.0)
 
 
-def draw(
-    chunks: list[list[Tensor]], lengths: list[int], wanted: int, replacement: bool, generator: torch.Generator | None
-) -> Drawn:
+def draw(cuts: list[Cut], lengths: list[int], wanted: int, replacement: bool, generator: torch.Generator | None) -> Drawn:
     """Draw `wanted` chunks of each set.
 
     Without replacement all chunks of a set have one factor and make one piece; with it each draw is a piece of its own.
     """
-    drawn = [draw_counts(len(own), wanted, replacement, generator) for own in chunks]
-    nothing = torch.empty(0, dtype=torch.int64)
-    rest = [
-        torch.cat([nothing, *(chunk for index, chunk in enumerate(own) if index not in taken)])
-        for own, taken in zip(chunks, drawn, strict=True)
-    ]
+    drawn = [draw_counts(len(own), wanted, replacement, generator) for own in cuts]
+    rest = [own.without(taken) for own, taken in zip(cuts, drawn, strict=True)]
     if not replacement:
-        taken = [torch.cat([nothing, *(own[index] for index in counts)]) for own, counts in zip(chunks, drawn, strict=True)]
-        factors = torch.tensor([factor(len(own), wanted, 1) for own in chunks])
+        taken = [torch.cat([own.order[:0], *map(own.chunk, counts)]) for own, counts in zip(cuts, drawn, strict=True)]
+        factors = torch.tensor([factor(len(own), wanted, 1) for own in cuts])
         return Drawn([joined(taken, lengths)], [factors], rest)
     pieces, factors_list = [], []
     for turn in range(max(1, *(len(counts) for counts in drawn))):
-        picks = [list(counts.items())[turn] if turn < len(counts) else None for counts in drawn]
-        pieces.append(joined([nothing if p is None else own[p[0]] for own, p in zip(chunks, picks, strict=True)], lengths))
-        factors_list.append(
-            torch.tensor([1.0 if p is None else factor(len(own), wanted, p[1]) for own, p in zip(chunks, picks, strict=True)])
-        )
+        picks = [[*counts.items(), *[(len(own), 1)] * (turn + 1)][turn] for own, counts in zip(cuts, drawn, strict=True)]
+        pieces.append(joined([own.chunk(index) for own, (index, _) in zip(cuts, picks, strict=True)], lengths))
+        factors_list.append(torch.tensor([factor(len(own), wanted, n) for own, (_, n) in zip(cuts, picks, strict=True)]))
     return Drawn(pieces, factors_list, rest)

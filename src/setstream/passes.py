@@ -201,11 +201,18 @@ class Pass:
         if self.seed is None:
             yield
             return
-        device = self.empty.device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(self.seed + block.index)
+        # Not torch.manual_seed, which seeds every kind of device there may be and takes a millisecond for it.
+        generators = [torch.default_generator]
+        if self.empty.device.type == "cuda":
+            generators.append(torch.cuda.default_generators[self.empty.device.index or 0])
+        states = [generator.get_state() for generator in generators]
+        for generator in generators:
+            generator.manual_seed(self.seed + block.index)
+        try:
             yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
 
     def _autocast(self) -> torch.autocast:
         """The autocast that was on going forward."""
