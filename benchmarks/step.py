@@ -3,8 +3,8 @@
     python benchmarks/step.py
 
 Batch 10, sets of 512 points, gradient sets of 8, UMBC with 4 slots and 4 heads, width 128, a head of three SABs, Adam. The
-plain step projects every element, goes through the chunks one by one, as the paper's algorithm does, and evaluates the mixture's
-likelihood with dense inverse covariance matrices. Modes of ours are timed beside it.
+plain step projects every element, goes through the chunks one by one, as the algorithm of the paper does, and evaluates the
+mixture's likelihood with dense inverse covariance matrices. Modes of ours are timed beside it.
 """
 
 from __future__ import annotations
