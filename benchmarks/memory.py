@@ -1,0 +1,118 @@
+"""Memory and time of one training step against the size of the set: each measurement in a fresh process.
+
+    python benchmarks/memory.py                              sets of 10^3 to 10^6
+    python benchmarks/memory.py --sizes 10000 10000000 --modes exact unbiased
+    python benchmarks/memory.py --plot out/memory.png
+
+One set of N elements of width 32 through a two-layer phi, UMBC with 16 slots and a linear head. `exact` and `unbiased` read
+the set from a source that makes each chunk of 4,096 when it is asked for; `full`, `subset` and the Set Transformer (two ISABs,
+on the whole set) hold it. Peak is the largest resident memory of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import setstream as ss
+
+WIDTH, CHUNK = 32, 4096
+MODES = ("full", "exact", "unbiased", "subset", "set-transformer")
+
+
+class Made:
+    """A set of `size` elements that is never in memory: chunk i is drawn with seed i, each time anew."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for start in range(0, self.size, CHUNK):
+            generator = torch.Generator().manual_seed(start)
+            yield torch.randn(1, min(CHUNK, self.size - start), WIDTH, generator=generator)
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def worker(mode: str, size: int) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    phi = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
+    encoder = ss.SetEncoder(phi, ss.UMBC(64, 16, heads=4))
+    head = nn.Linear(64, 1)
+    whole = ss.nn.SetTransformer(64, in_dim=WIDTH, num_inducing=16)
+
+    def step(n: int) -> None:
+        if mode == "set-transformer":
+            z = whole(torch.cat(list(Made(n)), dim=1))
+        elif mode in ("exact", "unbiased"):
+            z = ss.encode(encoder, ss.Chunks(Made(n)), gradient=mode)
+        else:
+            z = ss.encode(encoder, torch.cat(list(Made(n)), dim=1), chunk_size=CHUNK, gradient=mode)
+        head(z).square().mean().backward()
+
+    step(CHUNK)  # libraries and thread pools, not the step, fill memory the first time
+    before, start = peak_mib(), time.perf_counter()
+    step(size)
+    print(json.dumps({"seconds": time.perf_counter() - start, "before": before, "peak": peak_mib()}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--plot", type=Path, help="write a figure, too")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker[0], int(options.worker[1]))
+        return
+    rows: dict[str, list[tuple[int, float, float]]] = {mode: [] for mode in options.modes}
+    print("| mode | N | peak MiB | of which the step | seconds |\n|---|---|---|---|---|")
+    for mode in options.modes:
+        for size in options.sizes:
+            command = [sys.executable, __file__, "--worker", mode, str(size)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                print(f"| {mode} | {size:.0e} | failed: {done.stderr.strip().splitlines()[-1][:80]} | | |", flush=True)
+                continue
+            found = json.loads(done.stdout)
+            rows[mode].append((size, found["peak"], found["seconds"]))
+            grown = found["peak"] - found["before"]
+            print(f"| {mode} | {size:.0e} | {found['peak']:.0f} | {grown:.0f} | {found['seconds']:.2f} |", flush=True)
+    if options.plot:
+        plot(rows, options.plot)
+
+
+def plot(rows: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
+    for mode, values in rows.items():
+        if values:
+            sizes, peaks, seconds = zip(*values, strict=True)
+            axes[0].loglog(sizes, peaks, "o-", label=mode)
+            axes[1].loglog(sizes, seconds, "o-", label=mode)
+    axes[0].set(xlabel="elements in the set", ylabel="peak memory, MiB", title="one training step")
+    axes[1].set(xlabel="elements in the set", ylabel="seconds")
+    axes[0].legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Noise and bias of the gradient estimators: how far is one estimate from the full gradient?
+
+    python benchmarks/variance.py                  an untrained and a briefly trained clustering model, and a sparse bag
+    python benchmarks/variance.py --steps 3000     trained as long as in the notes
+
+For each estimator and gradient-set size: the mean squared distance of one estimate from the full gradient, relative to the
+squared norm of the full gradient, over all parameters and over those of phi alone; and the same for the mean of all draws,
+which for an unbiased estimator is the noise divided by the number of draws, and for a biased one stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from step import likelihood, model
+from torch import Tensor, nn
+
+import setstream as ss
+
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "unbiased": {"gradient": "unbiased"},
+    "unbiased, 2 chunks": {"gradient": "unbiased", "grad_chunks": 2},
+    "unbiased, 2, replacement": {"gradient": "unbiased", "grad_chunks": 2, "replacement": True},
+    "importance": {"gradient": "importance"},
+    "subset": {"gradient": "subset"},
+}
+
+
+def mixtures(batch: int, points: int) -> Tensor:
+    """Points (batch, points, 2) of mixtures of four Gaussians, as the released experiment draws them."""
+    weights = torch.distributions.Dirichlet(torch.ones(4)).sample((batch,))
+    labels = torch.multinomial(weights, points, replacement=True)
+    centres, spread = torch.rand(batch, 4, 2) * 8 - 4, torch.rand(batch, 4, 2) * 0.5 + 0.1
+    index = labels[..., None].expand(-1, -1, 2)
+    return centres.gather(1, index) + spread.gather(1, index) * torch.randn(batch, points, 2)
+
+
+def gradient(own: ss.SetModel, loss: Callable[[Tensor], Tensor], x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """All parameters' gradient as one vector, and phi's part of it."""
+    parameters = [p for p in own.parameters() if p.requires_grad]
+    phi = {id(p) for p in own.encoder.phi.parameters()}
+    found = torch.autograd.grad(loss(ss.encode(own.encoder, x, **options)), parameters, allow_unused=True)
+    pairs = [(p, torch.zeros_like(p) if g is None else g) for p, g in zip(parameters, found, strict=True)]
+    return torch.cat([g.flatten() for _, g in pairs]), torch.cat([g.flatten() for p, g in pairs if id(p) in phi])
+
+
+def report(title: str, own: ss.SetModel, loss: Callable[[Tensor], Tensor], x: Tensor, sizes: list[int], draws: int) -> None:
+    own.eval()
+    full = gradient(own, loss, x, gradient="full")
+    print(f"\n{title}; {draws} draws\n")
+    print("| estimator | elements | all: noise | phi: noise | all: of the mean | phi: of the mean |\n|---|---|---|---|---|---|")
+    for size in sizes:
+        for name, options in ESTIMATORS.items():
+            chunk = size // options.get("grad_chunks", 1)
+            found = [gradient(own, loss, x, chunk_size=chunk, partition="random", **options) for _ in range(draws)]
+            cells = []
+            for part in (0, 1):
+                stack = torch.stack([f[part] for f in found])
+                scale = full[part].square().sum()
+                cells.append(
+                    ((stack - full[part]).square().sum(1).mean() / scale, (stack.mean(0) - full[part]).square().sum() / scale)
+                )
+            (noise, bias), (phi_noise, phi_bias) = cells
+            print(f"| {name} | {size} | {noise:.2g} | {phi_noise:.2g} | {bias:.2g} | {phi_bias:.2g} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=500, help="training steps before the second table (default 500)")
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 64], help="elements of each set that carry the gradient")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    own, x = model(), mixtures(10, 512)
+
+    def loss(z: Tensor) -> Tensor:
+        return likelihood(own.head(z), x)
+
+    report("clustering, untrained, sets of 512", own, loss, x, options.sizes, options.draws)
+    optimizer = torch.optim.Adam(own.parameters(), 1e-3)
+    own.train()
+    for _ in range(options.steps):
+        batch = mixtures(10, 512)
+        optimizer.zero_grad()
+        likelihood(own.head(own.encoder(batch)), batch).backward()
+        optimizer.step()
+    report(f"clustering, after {options.steps} steps, sets of 512", own, loss, x, options.sizes, options.draws)
+
+    # A bag of 2,000 of which one in a thousand matters: attention finds it, and so must the gradient.
+    torch.manual_seed(1)
+    bag = torch.randn(1, 2000, 16)
+    bag[:, :2] += 4.0
+    encoder = ss.SetEncoder(nn.Sequential(nn.Linear(16, 64), nn.ReLU()), ss.UMBC(64, 1, out_dim=64))
+    sparse = ss.SetModel(encoder, nn.Linear(64, 1))
+    optimizer = torch.optim.Adam(sparse.parameters(), 3e-3)
+    for step in range(300):
+        positive = step % 2 == 0
+        x_bag = torch.randn(1, 2000, 16)
+        x_bag[:, :2] += 4.0 * positive
+        optimizer.zero_grad()
+        target = torch.full((1, 1, 1), float(positive))
+        nn.functional.binary_cross_entropy_with_logits(sparse.head(encoder(x_bag)), target).backward()
+        optimizer.step()
+
+    def bag_loss(z: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(sparse.head(z), torch.ones(1, 1, 1))
+
+    report("a bag of 2,000 with two witnesses", sparse, bag_loss, bag, options.sizes, options.draws)
+
+
+if __name__ == "__main__":
+    main()
