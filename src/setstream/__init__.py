@@ -7,7 +7,8 @@ See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool,
 
 from setstream import errors, nn, testing
 from setstream.encode import encode
-from setstream.encoder import SetEncoder, SetModel
+from setstream.encoder import SetEncoder
+from setstream.model import SetModel
 from setstream.partition import Chunks
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel

@@ -1,4 +1,4 @@
-"""SetEncoder: phi for each element, a pool for each set. SetModel: an encoder and a head.
+"""SetEncoder: phi for each element, a pool for each set.
 
 z = finalize( Σ_chunks absorb( phi(chunk) ) )          the same z for every way of cutting the set into chunks
 y = head(z)                                            any set function: the slots are few
@@ -7,7 +7,7 @@ y = head(z)                                            any set function: the slo
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from setstream.fingerprint import Origin
 from setstream.layout import Packed, Sets, pack
 from setstream.pool import Context, Pool, cast, named_tensors, parameter_dtype, take
 from setstream.state import State
-
-if TYPE_CHECKING:
-    from setstream.stream import SetStream
 
 
 def all_finite(x: Tensor) -> bool:
@@ -270,36 +267,3 @@ class SetEncoder(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_origin": None}  # belongs to these weights in this process
-
-
-class SetModel(nn.Module):
-    """An encoder and a head: y = head(encoder(set)).
-
-    `head` is any module on what the pool gives, (B, num_slots, out_dim): a Set Transformer, a BERT, an MLP. However the set was
-    cut, the head sees the same slots, so the model is as consistent as its encoder.
-
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
-    >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
-    >>> model(torch.randn(5, 100, 2)).shape
-    torch.Size([5, 1, 3])
-    """
-
-    def __init__(self, encoder: SetEncoder, head: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
-
-    def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
-        """The head's output for whole sets."""
-        return self.head(self.encoder(sets, mask))
-
-    def finalize(self, state: State) -> Any:
-        """The head's output for a state of the encoder."""
-        return self.head(self.encoder.finalize(state))
-
-    def stream(self) -> SetStream:
-        """A stream that is fed as elements arrive and predicts with this model at any time."""
-        from setstream.stream import SetStream
-
-        return SetStream(self)

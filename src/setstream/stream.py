@@ -19,7 +19,7 @@ from setstream.layout import Sets
 from setstream.state import State
 
 if TYPE_CHECKING:
-    from setstream.encoder import SetModel
+    from setstream.model import SetModel
 
 
 @contextmanager

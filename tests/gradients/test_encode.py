@@ -11,6 +11,7 @@ from torch import nn
 import setstream as ss
 from setstream import testing
 from setstream.errors import ConfigurationError, LawViolation, ShapeError
+from setstream.testing import gradients as gradients_
 from tests.laws.strategies import encoders, pad, ragged_sets
 
 SETS = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (40, 23, 9)]
@@ -68,7 +69,7 @@ def test_dropout_in_phi_draws_the_same_masks_both_ways(gradient):
 
     def value():
         torch.manual_seed(5)
-        return testing._loss(ss.encode(encoder, x, chunk_size=6, gradient=gradient, grad_chunks=99, partition="contiguous"))
+        return gradients_._loss(ss.encode(encoder, x, chunk_size=6, gradient=gradient, grad_chunks=99, partition="contiguous"))
 
     (gradient_,) = torch.autograd.grad(value(), weight)
     direction = torch.randn_like(weight)
@@ -96,9 +97,9 @@ def test_elements_get_their_gradient(gradient):
     encoder = make().double().eval()
     x, mask = torch.randn(2, 20, 3, dtype=torch.float64), torch.rand(2, 20) > 0.3
     full = x.clone().requires_grad_()
-    testing._loss(encoder(full, mask)).backward()
+    gradients_._loss(encoder(full, mask)).backward()
     mine = x.clone().requires_grad_()
-    testing._loss(ss.encode(encoder, mine, mask, chunk_size=6, gradient=gradient, grad_chunks=99)).backward()
+    gradients_._loss(ss.encode(encoder, mine, mask, chunk_size=6, gradient=gradient, grad_chunks=99)).backward()
     torch.testing.assert_close(mine.grad, full.grad, rtol=1e-8, atol=1e-10)
 
 
@@ -140,7 +141,7 @@ def test_nested_sets_of_sets():
 
     def loss(gradient):
         encoded = [ss.encode(inner, bag, gradient=gradient, chunk_size=3) for bag in bags]
-        return testing._loss(ss.encode(outer, encoded, gradient=gradient, chunk_size=2))
+        return gradients_._loss(ss.encode(outer, encoded, gradient=gradient, chunk_size=2))
 
     parameters = list(inner.parameters())
     for a, b in zip(torch.autograd.grad(loss("full"), parameters), torch.autograd.grad(loss("exact"), parameters), strict=True):
@@ -152,11 +153,11 @@ def test_autocast(gradient):
     encoder = make()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         z = ss.encode(encoder, SETS, chunk_size=8, gradient=gradient, grad_chunks=99)
-        loss = testing._loss(z)
+        loss = gradients_._loss(z)
     loss.backward()
     got = encoder.phi[0].weight.grad.clone()
     encoder.zero_grad()
-    testing._loss(encoder(SETS)).backward()
+    gradients_._loss(encoder(SETS)).backward()
     torch.testing.assert_close(got, encoder.phi[0].weight.grad, rtol=0.2, atol=0.05 * float(got.abs().max()))
 
 
@@ -194,8 +195,8 @@ def test_importance_is_unbiased(pool, wanted):
 def test_importance_is_exact_for_the_pool_and_for_a_maximum():
     encoder = make().double().eval()
     sets = [x.double() for x in SETS]
-    full = testing._gradients(encoder, sets, testing._loss, gradient="full")
-    one = testing._gradients(encoder, sets, testing._loss, gradient="importance", chunk_size=2)
+    full = gradients_._gradients(encoder, sets, gradients_._loss, gradient="full")
+    one = gradients_._gradients(encoder, sets, gradients_._loss, gradient="importance", chunk_size=2)
     for name in full:
         if name.startswith("pool."):
             torch.testing.assert_close(one[name], full[name], rtol=1e-9, atol=1e-11)
@@ -211,8 +212,8 @@ def test_importance_gives_the_same_however_features_are_kept(features, tmp_path)
     for keep in ("cache", where):
         generator = torch.Generator().manual_seed(3)
         found.append(
-            testing._gradients(
-                encoder, SETS, testing._loss, gradient="importance", chunk_size=4, features=keep, generator=generator
+            gradients_._gradients(
+                encoder, SETS, gradients_._loss, gradient="importance", chunk_size=4, features=keep, generator=generator
             )
         )
     for name in found[0]:
@@ -239,7 +240,7 @@ def reference_estimate(scale_output, decoder_weight):
         if scale_output:  # the factor on the encoder's output instead of on the state
             factor = torch.tensor(weights)[:, None, None]
             z = z * factor + (z * (1 - factor)).detach()
-        value = testing._loss(subject.head(z))
+        value = gradients_._loss(subject.head(z))
         learned = dict(subject.named_parameters())
         found = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
         scaled = {}
@@ -296,8 +297,8 @@ def test_a_generator_makes_it_reproducible():
     encoder = make()
     for gradient in ("unbiased", "importance", "subset"):
         found = [
-            testing._gradients(
-                encoder, SETS, testing._loss, gradient=gradient, chunk_size=4, generator=torch.Generator().manual_seed(7)
+            gradients_._gradients(
+                encoder, SETS, gradients_._loss, gradient=gradient, chunk_size=4, generator=torch.Generator().manual_seed(7)
             )
             for _ in range(2)
         ]
@@ -313,7 +314,7 @@ def test_gaussian_slots_in_training_are_unbiased_around_their_draw():
     def gradient(mode, generator=None, **options):
         torch.manual_seed(11)  # the slots' draw
         z = ss.encode(encoder, sets, gradient=mode, chunk_size=8, generator=generator, **options)
-        return torch.autograd.grad(testing._loss(z), [encoder.pool.slots.raw_std, encoder.phi[0].weight])
+        return torch.autograd.grad(gradients_._loss(z), [encoder.pool.slots.raw_std, encoder.phi[0].weight])
 
     full = gradient("exact")
     again = gradient("unbiased", grad_chunks=99)
@@ -343,7 +344,7 @@ def ragged_chunks(sets, size):
 def test_a_source_gives_the_exact_gradient():
     encoder = make().double().eval()
     sets = [x.double() for x in SETS]
-    full = testing._gradients(encoder, sets, testing._loss, gradient="full")
+    full = gradients_._gradients(encoder, sets, gradients_._loss, gradient="full")
     for options in (
         {"gradient": "full"},
         {"gradient": "exact"},
@@ -351,7 +352,7 @@ def test_a_source_gives_the_exact_gradient():
         {"gradient": "importance", "grad_chunks": 99},
     ):
         source = ss.Chunks(ragged_chunks(sets, 7))
-        found = testing._gradients(encoder, source, testing._loss, **options)
+        found = gradients_._gradients(encoder, source, gradients_._loss, **options)
         for name in full:
             torch.testing.assert_close(found[name], full[name], rtol=1e-8, atol=1e-10)
 
@@ -361,7 +362,7 @@ def test_a_source_is_unbiased():
     chunks = ragged_chunks([x.double() for x in SETS], 8)
 
     def estimate(subject, sets, generator):
-        return testing._gradients(subject, ss.Chunks(chunks), testing._loss, generator=generator, grad_chunks=2)
+        return gradients_._gradients(subject, ss.Chunks(chunks), gradients_._loss, generator=generator, grad_chunks=2)
 
     testing.check_unbiased_gradient(encoder, SETS, draws=1500, estimate=estimate)
 

@@ -15,6 +15,7 @@ import setstream as ss
 from setstream import testing
 from setstream.errors import LawViolation
 from setstream.pool import named_tensors
+from setstream.testing import laws
 from tests.laws.strategies import ELEMENT, WIDTH, encoders, pad, ragged_sets, removable_pools, umbcs
 
 
@@ -167,7 +168,7 @@ def test_a_million_elements(pool):
     encoder = ss.SetEncoder(nn.Identity(), pool)
     torch.manual_seed(2)
     x = torch.randn(1, 1_000_000, 8) + 0.1
-    subject = testing._Subject(encoder, x, None)
+    subject = laws._Subject(encoder, x, None)
     state = None
     for chunk in x.split(4096, dim=1):
         state = subject.encoder.update(state, chunk)

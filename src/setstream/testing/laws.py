@@ -1,40 +1,27 @@
-"""The laws of set encoding, as checks that anyone can run on their own encoder.
+"""The laws of values: consistency, permutation invariance, merging, slot equivariance.
 
-    consistency      z(chunk_1, ..., chunk_C) = z(X)               for every partition of X
-    permutation      z(π X) = z(X)                                 for every order of the elements
-    merge            state(X) + state(Y) = state(X ∪ Y)            commutative, associative, with a zero
-    slots            z with slots π S = π z with slots S           for every order of the slots
-    exact gradient   ∂L/∂θ of `encode(gradient="exact")` = ∂L/∂θ   for every parameter of encoder and head
-    unbiased         E[∂L/∂θ of `encode(gradient="unbiased")`] = ∂L/∂θ
-
-Equality is judged as flash attention judges it: the result in working precision may be at most twice as far from a
-float64 reference as the one-shot result is (plus a few units in the last place: the one-shot result may be right by luck).
-A check returns the largest error that it measured, relative to the largest value, and raises `LawViolation` with the
-numbers in its message. All checks work on an eval-mode copy: your model is not touched.
+Each check compares with a float64 twin of the model, on an eval-mode copy.
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from setstream.encode import encode
-from setstream.encoder import SetEncoder, SetModel
+from setstream.encoder import SetEncoder
 from setstream.errors import LawViolation, MismatchError
 from setstream.layout import Sets, pack
+from setstream.model import SetModel
 from setstream.pool import named_tensors
 from setstream.state import State
 
 FACTOR = 2.0
 # Units in the last place of the largest value that are always allowed.
 SLACK = 8.0
-# Gradients are longer sums: luck makes the full one right to the last place more often.
-SLACK_GRADIENT = 64.0
 # A one-shot result that is this far off is not rounding.
 GROSSLY_WRONG = 0.1
 # A float64 model has no wider reference: it is compared with its own one-shot result.
@@ -239,136 +226,3 @@ def check_slot_equivariance(
             permuted = permuted[:, order.argsort()]
         errors.append(subject.judge("slot equivariance", f"random slot order {trial}", permuted))
     return max(errors)
-
-
-Loss = Callable[[Any], Tensor]
-
-
-def _loss(output: Any) -> Tensor:
-    """A loss with curvature and without symmetry, for any output: Σ (o² / 2 + o · cos(3 i))."""
-    terms = []
-    for _, tensor in named_tensors(output):
-        tilt = torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device).mul(3.0).cos().view(tensor.shape)
-        terms.append((tensor.square() / 2 + tensor * tilt).sum())
-    return torch.stack(terms).sum()
-
-
-def _gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **options: Any) -> dict[str, Tensor]:
-    """∂L/∂θ of every parameter that learns, by name, through `encode(**options)`."""
-    learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    encoder, head = (model.encoder, model.head) if isinstance(model, SetModel) else (model, nn.Identity())
-    value = loss(head(encode(encoder, sets, **options)))
-    if not value.requires_grad:  # sets without elements, and nothing after the pool that learns
-        return {name: torch.zeros_like(p) for name, p in learned.items()}
-    found = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), found, strict=True)}
-
-
-def check_exact_gradient(
-    model: SetEncoder | SetModel,
-    sets: Sets,
-    mask: Tensor | None = None,
-    *,
-    chunk_size: int = 16,
-    loss: Loss = _loss,
-    **options: Any,
-) -> float:
-    """`encode(gradient="exact")` gives every parameter the gradient of `full`, as close to float64 as full itself comes.
-
-    Further options go to `encode`, so that any mode that should be exact can be checked. Gives the largest error, relative to
-    the largest entry of that parameter's gradient.
-
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=4, slot_residual=True))
-    >>> ss.testing.check_exact_gradient(ss.SetModel(encoder, ss.nn.SetTransformer(8)), torch.randn(2, 50, 3)) < 1e-4
-    True
-    """
-    packed = pack(sets, mask)
-    ragged = [x.detach() for x in packed.elements.split(packed.lengths)]
-    double = [x.double() if x.is_floating_point() else x for x in ragged]
-    subject = copy.deepcopy(model).eval()
-    reference = _gradients(copy.deepcopy(model).double().eval(), double, loss, gradient="full")
-    full = _gradients(subject, ragged, loss, gradient="full")
-    exact = _gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": chunk_size, **options})
-    largest = 0.0
-    # A gradient that all but cancels (a key bias before a softmax) is mostly rounding: compare it with the others' size.
-    size = max((float(g.abs().max()) for g in reference.values() if g.numel()), default=0.0)
-    for name, expected in reference.items():
-        scale = max(float(expected.abs().max()), 0.05 * size) or 1.0
-        error, allowed = (float((found[name].double() - expected).abs().max()) / scale for found in (exact, full))
-        dtype = full[name].dtype
-        slack = SLACK_DOUBLE if dtype == torch.float64 else SLACK_GRADIENT
-        allowed = FACTOR * allowed + slack * torch.finfo(dtype).eps
-        if not error <= allowed:
-            raise LawViolation(
-                f"exact gradient is broken: that of {name} is off by {error:.3g} (relative to its largest entry, against "
-                f"float64); {allowed:.3g} is allowed"
-            )
-        largest = max(largest, error)
-    return largest
-
-
-def z_bound(entries: int, level: float = 1e-3) -> float:
-    """The |z| that the largest of `entries` standard normal numbers exceeds with probability `level` at most.
-
-    >>> round(z_bound(1), 2), round(z_bound(10_000), 2)
-    (3.29, 5.33)
-    """
-    return float(torch.special.ndtri(torch.tensor(1 - level / (2 * max(entries, 1)), dtype=torch.float64)))
-
-
-def check_unbiased_gradient(
-    model: SetEncoder | SetModel,
-    sets: Sets,
-    mask: Tensor | None = None,
-    *,
-    draws: int = 2000,
-    chunk_size: int = 8,
-    seed: int = 0,
-    loss: Loss = _loss,
-    estimate: Callable[[SetEncoder | SetModel, Sets, torch.Generator], dict[str, Tensor]] | None = None,
-    **options: Any,
-) -> float:
-    """The mean of `draws` estimates agrees with the full gradient, for every entry of every parameter.
-
-    Each entry gives a z-score, its distance from the full gradient in standard errors. The largest must stay below what as
-    many normal numbers as there are entries exceed once in a thousand times (`z_bound`). Works in float64. Further options
-    (gradient, grad_chunks, replacement, ...) go to `encode`; `estimate` checks an estimator of your own. Gives the largest z.
-
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 4), ss.UMBC(4, num_slots=2))
-    >>> ss.testing.check_unbiased_gradient(encoder, torch.randn(2, 30, 3), draws=200) < 6
-    True
-    """
-    packed = pack(sets, mask)
-    ragged = [x.detach().double() if x.is_floating_point() else x for x in packed.elements.split(packed.lengths)]
-    subject = copy.deepcopy(model).double().eval()
-    full = _gradients(subject, ragged, loss, gradient="full")
-    generator = torch.Generator().manual_seed(seed)
-    totals = {name: torch.zeros_like(g) for name, g in full.items()}
-    squares = {name: torch.zeros_like(g) for name, g in full.items()}
-    for _ in range(draws):
-        if estimate is None:
-            settings: dict[str, Any] = {"gradient": "unbiased", "partition": "random", "chunk_size": chunk_size}
-            found = _gradients(subject, ragged, loss, **{**settings, "generator": generator, **options})
-        else:
-            found = estimate(subject, ragged, generator)
-        for name, gradient in found.items():
-            distance = gradient - full[name]
-            totals[name] += distance
-            squares[name] += distance.square()
-    bound = z_bound(sum(g.numel() for g in full.values()))
-    # An entry that never varies must be right, and rounding is not noise.
-    rounding = 1e-9 * max((float(g.abs().max()) for g in full.values() if g.numel()), default=0.0) + 1e-300
-    largest = 0.0
-    for name, total in totals.items():
-        mean = total / draws
-        error = (squares[name] / draws - mean.square()).clamp(min=0.0).sqrt() / math.sqrt(draws) + rounding
-        z = float((mean.abs() / error).max())
-        if not z <= bound:
-            raise LawViolation(
-                f"unbiased gradient is broken: over {draws} draws the mean for {name} is {z:.1f} standard errors from the full "
-                f"gradient; {bound:.1f} is what chance allows among all entries"
-            )
-        largest = max(largest, z)
-    return largest

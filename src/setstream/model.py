@@ -1,0 +1,46 @@
+"""SetModel: an encoder and a head.
+
+y = head(encoder(set))          head: any set function; the slots are few
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from setstream.encoder import SetEncoder
+from setstream.layout import Sets
+from setstream.state import State
+from setstream.stream import SetStream
+
+
+class SetModel(nn.Module):
+    """An encoder and a head: y = head(encoder(set)).
+
+    `head` is any module on what the pool gives, (B, num_slots, out_dim): a Set Transformer, a BERT, an MLP. However the set was
+    cut, the head sees the same slots, so the model is as consistent as its encoder.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
+    >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
+    >>> model(torch.randn(5, 100, 2)).shape
+    torch.Size([5, 1, 3])
+    """
+
+    def __init__(self, encoder: SetEncoder, head: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+
+    def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
+        """The head's output for whole sets."""
+        return self.head(self.encoder(sets, mask))
+
+    def finalize(self, state: State) -> Any:
+        """The head's output for a state of the encoder."""
+        return self.head(self.encoder.finalize(state))
+
+    def stream(self) -> SetStream:
+        """A stream that is fed as elements arrive and predicts with this model at any time."""
+        return SetStream(self)
