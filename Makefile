@@ -18,6 +18,7 @@ test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block 
 
 test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	HYPOTHESIS_PROFILE=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/laws
 
 demo: $(STAMP)  ## one set in four orders and chunkings; writes out/demo.png
 	$(BIN)/python examples/demo.py --out out/demo.png

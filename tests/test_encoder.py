@@ -315,6 +315,10 @@ def test_attention_is_for_the_sets_of_its_state():
     for wrong in (x[:1], [x[0]], torch.randn(3, 5, 3)):
         with pytest.raises(ShapeError, match=r"dense chunk \(2, n, ...\)"):
             encoder.attention(wrong, state)
+    assert encoder.attention(x[:, :0], state).shape == (2, 2, 4, 0)
+    real = np.array([[True] * 3 + [False] * 2] * 2)
+    some = encoder.update(None, x, real)
+    torch.testing.assert_close(encoder.attention(x, some, real)[..., :3], encoder.attention(x[:, :3], some))
     both = make(pool=ss.Parallel(u=ss.UMBC(8, 4), m=ss.DeepSets("max")))
     assert set(both.attention(x, both.update(None, x))) == {"u"}
 

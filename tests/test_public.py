@@ -9,7 +9,7 @@ import pytest
 import setstream as ss
 
 SOURCE = Path(ss.__file__).parent
-PUBLIC = {name: getattr(ss, name) for name in ss.__all__ if inspect.isclass(getattr(ss, name))}
+PUBLIC = {name: getattr(ss, name) for name in ss.__all__ if not inspect.ismodule(getattr(ss, name))}
 PUBLIC |= {f"nn.{name}": getattr(ss.nn, name) for name in ss.nn.__all__}
 PUBLIC |= {f"testing.{name}": value for name, value in vars(ss.testing).items() if name.startswith("check_")}
 

@@ -78,7 +78,9 @@ class SetEncoder(nn.Module):
 
     def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None) -> State:
         """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing)."""
-        packed = pack(chunk, mask)
+        return self._update(state, pack(chunk, mask))
+
+    def _update(self, state: State | None, packed: Packed) -> State:
         if state is None:
             state = self._empty(len(packed), self._device() or packed.elements.device)
         else:
@@ -102,7 +104,7 @@ class SetEncoder(nn.Module):
         if len(set(packed.lengths)) == 1 and packed.lengths[0]:
             features = self.features(packed.elements)
             return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
-        return self.finalize(self.update(None, sets, mask))
+        return self.finalize(self._update(None, packed))
 
     # -- looking inside -----------------------------------------------------------------------------------------------
 
@@ -154,12 +156,10 @@ class SetEncoder(nn.Module):
         if weigh is None:
             raise MismatchError(f"{type(self.pool).__name__} has no attention to show: use a pool with slots, like UMBC")
         self.check_state(state)
-        packed = pack(chunk, mask)
-        if mask is None:
-            features = self.features(packed.elements)
-        else:
-            real = self.features(packed.elements)
-            features = real.new_zeros(mask.numel(), real.shape[-1]).masked_scatter(mask.reshape(-1, 1), real)
+        features = self.features(pack(chunk, mask).elements)
+        if mask is not None:
+            mask = torch.as_tensor(mask, device=chunk.device)
+            features = features.new_zeros(mask.numel(), features.shape[-1]).masked_scatter(mask.reshape(-1, 1), features)
         return weigh(features.unflatten(0, chunk.shape[:2]), state, mask)
 
     # -- helpers ------------------------------------------------------------------------------------------------------
@@ -196,8 +196,9 @@ class SetEncoder(nn.Module):
         return z
 
     def _context(self, state: State) -> Context:
-        reusable = not torch.is_grad_enabled() and state.context is not None
-        return state.context if reusable and state.context is not None else self.pool.prepare(state)
+        if state.context is None or torch.is_grad_enabled():
+            return self.pool.prepare(state)
+        return state.context
 
     def _current_origin(self) -> Origin:
         if self._origin is None or not self._origin.current():

@@ -123,16 +123,18 @@ class ImportancePass(Pass):
         through_phi = self.phi_learns or to_elements is not None
         found: dict[int, Tensor] = {}
         norms: dict[int, Tensor] = {}
+        lengths: dict[int, list[int]] = {}
         with self.leaves() as (gradients, context):
             for block in self.blocks:
                 features = self._features(block).detach().requires_grad_(through_phi)
                 outputs, cots = self.outputs(block, context, features, cotangents)
                 g = gradients.add(outputs, cots, [features] if through_phi else [])
                 if g and g[0] is not None:
+                    lengths[block.index] = block.packed.lengths
                     norms[block.index] = torch.linalg.vector_norm(g[0], dim=1, dtype=accumulator_dtype(g[0].device))
                     if self.keep == "cache":
                         found[block.index] = g[0]
-            drawn = self._draw(norms)
+            drawn = self._draw(norms, lengths)
             for block in self.blocks if drawn else ():
                 if block.index in drawn:
                     positions, scale = drawn[block.index]
@@ -153,11 +155,10 @@ class ImportancePass(Pass):
         (g,) = torch.autograd.grad(outputs, [features], [c.to(o.dtype) for c, o in zip(cots, outputs, strict=True)])
         return g
 
-    def _draw(self, norms: dict[int, Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+    def _draw(self, norms: dict[int, Tensor], lengths: dict[int, list[int]]) -> dict[int, tuple[Tensor, Tensor]]:
         """For each block with drawn elements: their positions in it, and 1/π of each."""
         if not norms:
             return {}
-        lengths = {block.index: block.packed.lengths for block in self.blocks if block.index in norms}
         device = next(iter(norms.values())).device
         owner = torch.cat([_set_of_each(lengths[index], device) for index in norms])
         block_of = torch.cat([torch.full((len(n),), index, device=device) for index, n in norms.items()])

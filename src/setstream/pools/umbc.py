@@ -225,6 +225,8 @@ class UMBC(Pool):
             pooled = state.parts["pooled"]
             context, features = self._common(self.prepare(state), features)
             batch = len(features)
+            if not features.shape[1]:
+                return features.new_zeros(batch, self.heads, self.num_slots, 0)
             queries = context["queries"].expand(batch, *context["queries"].shape[1:]).flatten(0, 1)
             keys, _ = (self._project_folded if self.folded else self._project_direct)(features)
             slots = (batch, self.heads, self.num_slots)
