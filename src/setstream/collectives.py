@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.parts import LogSums, Maximum, Minimum, Part, Shared
+from setstream.parts import LogSums, Maximum, Minimum, Part, Shared, accumulator_dtype
 from setstream.state import State
 
 Group = dist.ProcessGroup
@@ -64,8 +64,12 @@ def owns(mine: Tensor, whole: Tensor, group: Group) -> Tensor:
 
 
 def sum_gradients(gradients: Sequence[Tensor | None], like: Sequence[Tensor], group: Group) -> list[Tensor | None]:
-    """Each gradient summed over the ranks. A rank without elements has none and adds zeros."""
+    """Each gradient summed over the ranks, in the accumulators' type. A rank without elements has none and adds zeros."""
     return [
-        _all_reduce(torch.zeros_like(tensor) if gradient is None else gradient, dist.ReduceOp.SUM, group)
+        _all_reduce(
+            (torch.zeros_like(tensor) if gradient is None else gradient).to(accumulator_dtype(tensor.device)),
+            dist.ReduceOp.SUM,
+            group,
+        )
         for gradient, tensor in zip(gradients, like, strict=True)
     ]

@@ -26,9 +26,9 @@ from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.importance import FLOOR, ImportancePass
 from setstream.layout import Packed, Sets, pack
-from setstream.partition import Chunks, Given, Piece, columns, cut, draw, draw_counts, even_cut, factor
-from setstream.parts import Maximum, Minimum
-from setstream.passes import Block, Pass, differentiable
+from setstream.partition import Chunks, Given, Piece, columns, cut, draw, draw_counts, even_cut, factor, in_order
+from setstream.parts import Maximum, Minimum, Part
+from setstream.passes import Block, Name, Pass, differentiable, draws_numbers
 from setstream.pool import Context
 from setstream.state import State
 
@@ -65,16 +65,40 @@ class Served:
 
 
 class DrawnPass(Pass):
-    """A pass of which only drawn blocks go back: the first blocks of memory, or drawn chunks of a source."""
+    """A pass of which only drawn blocks go back: those of a partition in memory, drawn before it, or chunks of a source.
 
+    The way forward need not meet the drawn blocks one by one: it goes through memory in its order, and through views. Unless
+    the way back must know which block did what: where phi draws random numbers, or a part of the state is one element's alone.
+    """
+
+    carriers: list[Block] | None = None
     known: list[Tensor] | None = None
     wanted: int = 1
     replacement: bool = False
     generator: torch.Generator | None = None
 
+    def tie(self, tensors: dict[Name, Tensor]) -> dict[Name, Tensor]:
+        """Values of the whole; gradients of the drawn blocks' ordinary graphs. Ranks must exchange theirs, on the way back."""
+        if self.group is not None:
+            return super().tie(tensors)
+        ones: dict[str, dict[str, Tensor]] = {}
+        for (part, key), tensor in tensors.items():
+            ones.setdefault(part, {})[key] = torch.ones_like(tensor)
+        names = list(tensors)
+        for block, factors in self.factors():
+            with self._replay(block):
+                features = self.encoder.features(block.packed.elements)
+            outputs, weights = self.outputs(block, self.prepared, features, ones, factors)
+            for name, out, weight in zip(names, outputs, weights, strict=True):
+                tensors[name] = tensors[name] + (out - out.detach()) * weight
+        return tensors
+
     def factors(self) -> Iterator[tuple[Block, Tensor | None]]:
         """The drawn blocks with their factors."""
-        factors = dict(enumerate(self.known)) if self.known is not None else self._draw_served()
+        if self.carriers is not None and self.known is not None:
+            yield from zip(self.carriers, (factor.to(self.empty.device) for factor in self.known), strict=True)
+            return
+        factors = self._draw_served()
         last = max(factors, default=-1)
         for block in self.blocks:
             if block.index in factors:
@@ -141,7 +165,7 @@ def encode(
         raise ConfigurationError(f"grad_chunks must be at least 1; got {grad_chunks}")
     if isinstance(partition, str) and partition not in PARTITIONS:
         raise ConfigurationError(f"unknown partition {partition!r}: choose one of {', '.join(PARTITIONS)}, or give index lists")
-    if replacement and gradient in ("unbiased", "subset") and _has_extremum(encoder):
+    if replacement and gradient in ("unbiased", "subset") and _has_extremum(encoder.pool.empty_parts(1, torch.device("cpu"))):
         raise ConfigurationError(
             "drawing chunks with replacement is biased for a maximum or minimum: the chunk that holds it is included with "
             "probability 1 - (1 - 1/C)^m', not m'/C. Leave replacement=False."
@@ -167,35 +191,37 @@ def encode(
         if group is None:
             return encoder.finalize(encoder.update(None, _as_sets(packed)))
 
-    empty, context = _begin(encoder, len(packed), group)
-    forward_size = max(chunk_size, FORWARD_NUMBERS // (_numbers_each(packed.elements, encoder) * len(packed)))
+    empty, context = _begin(encoder, len(packed), packed.elements.device, group)
+    size = chunk_size * len(packed)
+    forward_size = max(size, FORWARD_NUMBERS // _numbers_each(packed.elements, encoder))
     if gradient == "none":
         with torch.no_grad():
-            pieces = columns(cut(packed.lengths, forward_size, "contiguous", None), packed.lengths)
-            return encoder.finalize(Pass(encoder, InMemory(packed, pieces), empty, context, group).run())
+            blocks = InMemory(packed, in_order(packed.lengths, forward_size))
+            return encoder.close(Pass(encoder, blocks, empty, context, group).run())
 
     job: Pass
     if gradient == "unbiased":
         chunks = cut(packed.lengths, chunk_size, partition, generator)
         drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator)
-        rest = [even_cut(own, forward_size) for own in drawn.rest]
-        pieces = [*drawn.pieces, *columns(rest, packed.lengths)]
-        job = DrawnPass(encoder, InMemory(packed, pieces), empty, context, group)
-        job.known = drawn.factors
-    else:
-        size = forward_size if gradient == "importance" else chunk_size
-        given = partition if not isinstance(partition, str) and gradient == "exact" else "contiguous"
-        blocks = InMemory(packed, columns(cut(packed.lengths, size, given, None), packed.lengths))
-        if gradient == "importance":
-            wanted = grad_chunks * chunk_size
-            job = ImportancePass(
-                encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
-            )
-        else:  # exact; or full and subset across ranks, whose graph must not cross them
-            job = Pass(encoder, blocks, empty, context, group)
+        if _has_extremum(empty.parts) or draws_numbers(encoder, packed.elements):
+            rest = [even_cut(own, max(1, forward_size // len(packed))) for own in drawn.rest()]
+            blocks = InMemory(packed, [*drawn.pieces, *columns(rest, packed.lengths)])
+        else:
+            blocks = InMemory(packed, in_order(packed.lengths, forward_size))
+        job = DrawnPass(encoder, blocks, empty, context, group)
+        job.carriers, job.known = list(InMemory(packed, drawn.pieces)), drawn.factors
+    elif gradient == "importance":
+        blocks = InMemory(packed, in_order(packed.lengths, forward_size))
+        wanted = grad_chunks * chunk_size
+        job = ImportancePass(
+            encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
+        )
+    else:  # exact; or full and subset across ranks, whose graph must not cross them
+        given = None if isinstance(partition, str) else columns(cut(packed.lengths, size, partition, None), packed.lengths)
+        job = Pass(encoder, InMemory(packed, given or in_order(packed.lengths, size)), empty, context, group)
     if packed.elements.requires_grad:
         job.elements = packed.elements
-    return encoder.finalize(differentiable(job))
+    return encoder.close(differentiable(job))
 
 
 def _encode_served(
@@ -218,15 +244,15 @@ def _encode_served(
     first = next(iter(source), None)
     if first is None:
         raise ShapeError("the source of chunks is empty: at least one chunk is needed, to know how many sets there are")
-    empty, context = _begin(encoder, len(first), group)
+    empty, context = _begin(encoder, len(first), first.elements.device, group)
     if gradient == "full" and group is None:
         state = empty
         for block in blocks:
             state = state + encoder.absorb(state, context, block.packed, encoder.features(block.packed.elements))
-        return encoder.finalize(state)
+        return encoder.close(state)
     if gradient == "none":
         with torch.no_grad():
-            return encoder.finalize(Pass(encoder, blocks, empty, context, group).run())
+            return encoder.close(Pass(encoder, blocks, empty, context, group).run())
     job: Pass
     if gradient == "importance":
         wanted = grad_chunks * chunk_size
@@ -238,19 +264,21 @@ def _encode_served(
         job.wanted, job.replacement, job.generator = grad_chunks, replacement, generator
     else:
         job = Pass(encoder, blocks, empty, context, group)
-    return encoder.finalize(differentiable(job))
+    return encoder.close(differentiable(job))
 
 
-def _begin(encoder: SetEncoder, batch: int, group: collectives.Group | None) -> tuple[State, Context]:
-    """The empty state, with one draw for all ranks, and what the pool prepares once for all chunks."""
-    empty = encoder.empty(batch)
+def _begin(encoder: SetEncoder, batch: int, device: torch.device, group: collectives.Group | None) -> tuple[State, Context]:
+    """The empty state, with one draw for all ranks, and what the pool prepares once for all chunks.
+
+    No state of `encode` leaves it, so none needs to know its origin.
+    """
+    empty = encoder.pool.empty(batch, encoder.home() or device)
     if group is not None:
         empty = collectives.share_draw(empty, group)
     return empty, encoder.pool.prepare(empty)
 
 
-def _has_extremum(encoder: SetEncoder) -> bool:
-    parts = encoder.pool.empty_parts(1, torch.device("cpu"))
+def _has_extremum(parts: dict[str, Part]) -> bool:
     return any(isinstance(part, Maximum | Minimum) for part in parts.values())
 
 

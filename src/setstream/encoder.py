@@ -6,6 +6,7 @@ y = head(z)                                            any set function: the slo
 
 from __future__ import annotations
 
+import cmath
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,7 @@ def all_finite(x: Tensor) -> bool:
     if not (x.is_floating_point() or x.is_complex()):
         return True
     x = x.detach()
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 class SetEncoder(nn.Module):
@@ -74,7 +75,7 @@ class SetEncoder(nn.Module):
         """
         if batch < 1:
             raise ShapeError(f"a state holds at least one set; got batch = {batch}")
-        return self._empty(batch, self._device() or torch.get_default_device(), generator)
+        return self._empty(batch, self.home() or torch.get_default_device(), generator)
 
     def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None) -> State:
         """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing)."""
@@ -82,7 +83,7 @@ class SetEncoder(nn.Module):
 
     def _update(self, state: State | None, packed: Packed) -> State:
         if state is None:
-            state = self._empty(len(packed), self._device() or packed.elements.device)
+            state = self._empty(len(packed), self.home() or packed.elements.device)
         else:
             self.check_state(state)
             if len(state) != len(packed):
@@ -96,7 +97,7 @@ class SetEncoder(nn.Module):
     def finalize(self, state: State) -> Any:
         """z of the sets: (B, num_slots, out_dim) from a pool with slots."""
         self.check_state(state)
-        return self._checked(self.pool.finalize(state))
+        return self.close(state)
 
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
         """z of whole sets in one call: the same as `finalize(update(None, sets))`, and faster where all have one size."""
@@ -111,8 +112,8 @@ class SetEncoder(nn.Module):
     def features(self, elements: Tensor) -> Tensor:
         """phi of (M, ...) elements: (M, in_dim), checked."""
         self._check_phi()
-        if self._device() not in (None, elements.device):
-            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self._device()}: move one of them")
+        if self.home() not in (None, elements.device):
+            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self.home()}: move one of them")
         if self.check_finite and not all_finite(elements):
             bad = ~torch.isfinite(elements.detach()).flatten(1).all(1) if elements.dim() > 1 else ~torch.isfinite(elements)
             raise NonFiniteError(
@@ -123,7 +124,7 @@ class SetEncoder(nn.Module):
         if not len(elements) and in_dim is not None:
             return torch.empty(0, in_dim, device=elements.device, dtype=self._feature_dtype())
         try:
-            features: Tensor = self.phi(self._cast(elements))
+            features: Tensor = self.phi(self.cast(elements))
         except (RuntimeError, IndexError) as error:
             self._explain(error, elements)
             raise
@@ -183,6 +184,10 @@ class SetEncoder(nn.Module):
         # The draw is shared, not absorbed.
         return State(state.parts | chunk.parts, chunk.count, state.origin)
 
+    def close(self, state: State) -> Any:
+        """`finalize` for a state that is known to be ours."""
+        return self._checked(self.pool.finalize(state))
+
     def _checked(self, z: Any) -> Any:
         dtype = parameter_dtype(self.pool) or parameter_dtype(self.phi) or torch.get_default_dtype()
         z = cast(z, dtype)
@@ -209,8 +214,8 @@ class SetEncoder(nn.Module):
         """Raise MismatchError unless this encoder, with these weights, made the state."""
         if not isinstance(state, State):
             raise MismatchError(f"a State is needed here, from encoder.update() or encoder.empty(); got {type(state).__name__}")
-        if self._device() not in (None, state.device):
-            raise DeviceError(f"the state is on {state.device}, the encoder is on {self._device()}: use state.to(device)")
+        if self.home() not in (None, state.device):
+            raise DeviceError(f"the state is on {state.device}, the encoder is on {self.home()}: use state.to(device)")
         origin = self._current_origin()
         if state.origin is None or not state.origin.same_as(origin):
             raise MismatchError(
@@ -243,7 +248,8 @@ class SetEncoder(nn.Module):
             ) from error
         error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
 
-    def _cast(self, elements: Tensor) -> Tensor:
+    def cast(self, elements: Tensor) -> Tensor:
+        """Elements in the type that phi takes."""
         dtype = parameter_dtype(self.phi)
         if not self.cast_input or dtype is None or elements.dtype == dtype or elements.is_complex():
             return elements
@@ -256,7 +262,7 @@ class SetEncoder(nn.Module):
     def _feature_dtype(self) -> torch.dtype:
         return parameter_dtype(self.phi) or torch.get_default_dtype()
 
-    def _device(self) -> torch.device | None:
+    def home(self) -> torch.device | None:
         """Where the weights are; None when there are none, and any place will do."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         return None if tensor is None else tensor.device

@@ -36,34 +36,48 @@ from setstream.state import State
 FLOOR = 0.1
 
 
-def inclusion_probabilities(weights: Tensor, wanted: int) -> Tensor:
-    """π = min(1, c w) with Σ π = wanted, zero where w is; all ones where there are no more than `wanted` positive weights.
+def sum_by(owner: Tensor, values: Tensor, sets: int) -> Tensor:
+    """The sum of each set's values: (sets,)."""
+    return torch.zeros(sets, dtype=values.dtype, device=values.device).index_add_(0, owner, values)
+
+
+def inclusion_probabilities(weights: Tensor, owner: Tensor, sets: int, wanted: int) -> Tensor:
+    """π = min(1, c w) with Σ π = wanted over each set, zero where w is; one where a set has no more than `wanted` positive w.
+
+    owner: the set that each element belongs to.
 
     >>> import torch
-    >>> inclusion_probabilities(torch.tensor([8.0, 1.0, 1.0, 0.0]), 2)
-    tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    >>> inclusion_probabilities(torch.tensor([8.0, 1.0, 1.0, 0.0, 5.0]), torch.tensor([0, 0, 0, 0, 1]), sets=2, wanted=2)
+    tensor([1.0000, 0.5000, 0.5000, 0.0000, 1.0000])
     """
     positive = weights > 0
-    if int(positive.sum()) <= wanted:
-        return positive.to(weights.dtype)
-    certain = torch.zeros_like(positive)
+    few = sum_by(owner, positive.to(weights.dtype), sets) <= wanted
+    certain = positive & few[owner]
     while True:  # each round fixes at least one more element at probability one
-        left = wanted - int(certain.sum())
+        left = wanted - sum_by(owner, certain.to(weights.dtype), sets)
         open_weights = weights.masked_fill(certain, 0.0)
-        probabilities = open_weights * (left / open_weights.sum())
+        total = sum_by(owner, open_weights, sets)
+        probabilities = open_weights * (left / total.masked_fill(total == 0, 1.0))[owner]
         over = probabilities >= 1.0
         if not bool(over.any()):
             return probabilities.masked_fill(certain, 1.0)
         certain |= over
 
 
-def systematic_draw(probabilities: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Positions drawn with exactly the given inclusion probabilities, each at most once."""
-    order = torch.randperm(len(probabilities), generator=generator).to(probabilities.device)
-    steps = probabilities[order].double().cumsum(0) + torch.rand((), generator=generator, dtype=torch.float64).to(order.device)
-    floors = steps.floor()
-    before = torch.cat([floors.new_zeros(1), floors[:-1]])
-    return order[floors > before]
+def systematic_draw(probabilities: Tensor, owner: Tensor, sets: int, generator: torch.Generator | None) -> Tensor:
+    """Positions drawn with exactly the given inclusion probabilities, each at most once; a draw of its own for each set."""
+    order = torch.randperm(len(probabilities), generator=generator).to(owner.device)
+    if sets > 1:
+        order = order[owner[order].argsort(stable=True)]
+    offset = torch.rand(sets, generator=generator, dtype=torch.float64).to(owner.device)
+    steps = probabilities[order].double().cumsum(0)
+    counts = torch.bincount(owner, minlength=sets)
+    starts = counts.cumsum(0) - counts
+    before = torch.cat([steps.new_zeros(1), steps])[starts]  # what the sets before have taken
+    floors = (steps + (offset - before)[owner[order]]).floor()
+    previous = floors.roll(1)
+    previous[starts[counts > 0]] = 0.0
+    return order[floors > previous]
 
 
 class ImportancePass(Pass):
@@ -145,7 +159,8 @@ class ImportancePass(Pass):
                     wanted = g_block[positions] * scale[:, None].to(g_block.dtype)
                     back = gradients.add([features], [wanted], [] if to_elements is None else [elements])
                     if to_elements is not None and back[0] is not None:
-                        to_elements[self._positions(block)[positions]] += back[0]
+                        assert isinstance(block.positions, slice)  # blocks of memory lie in its order
+                        to_elements[block.positions][positions] += back[0]
         return self.finish(gradients, to_elements)
 
     def _cotangent(self, block: Block, context: Context, cotangents: dict[str, dict[str, Tensor]]) -> Tensor:
@@ -160,29 +175,22 @@ class ImportancePass(Pass):
         if not norms:
             return {}
         device = next(iter(norms.values())).device
+        sets = len(self.empty)
         owner = torch.cat([_set_of_each(lengths[index], device) for index in norms])
-        block_of = torch.cat([torch.full((len(n),), index, device=device) for index, n in norms.items()])
-        within = torch.cat([torch.arange(len(n), device=device) for n in norms.values()])
         size = torch.cat(list(norms.values()))
-        result: list[tuple[Tensor, Tensor, Tensor]] = []
-        for index in range(len(self.empty)):
-            mine = (owner == index).nonzero().flatten()
-            if not len(mine):
-                continue
-            own = size[mine]
-            weights = torch.where(own > 0, own + self.floor * own.mean(), 0.0)
-            probabilities = inclusion_probabilities(weights, self.wanted)
-            chosen = systematic_draw(probabilities, self.generator)
-            result.append((block_of[mine[chosen]], within[mine[chosen]], probabilities[chosen].reciprocal()))
-        blocks, positions, scales = (torch.cat(column) for column in zip(*result, strict=True))
-        return {int(b): (positions[blocks == b], scales[blocks == b]) for b in blocks.unique()}
-
-    @staticmethod
-    def _positions(block: Block) -> Tensor:
-        if isinstance(block.positions, slice):
-            return torch.arange(block.positions.start, block.positions.stop)
-        assert block.positions is not None
-        return block.positions
+        mean = sum_by(owner, size, sets) / torch.bincount(owner, minlength=sets).clamp(min=1)
+        weights = torch.where(size > 0, size + self.floor * mean[owner], 0.0)
+        probabilities = inclusion_probabilities(weights, owner, sets, self.wanted)
+        chosen = systematic_draw(probabilities, owner, sets, self.generator).sort().values
+        drawn: dict[int, tuple[Tensor, Tensor]] = {}
+        start = 0
+        for index, own in norms.items():
+            low, high = torch.searchsorted(chosen, torch.tensor([start, start + len(own)], device=device)).tolist()
+            if high > low:
+                mine = chosen[low:high]
+                drawn[index] = mine - start, probabilities[mine].reciprocal()
+            start += len(own)
+        return drawn
 
 
 def _set_of_each(lengths: list[int], device: torch.device) -> Tensor:

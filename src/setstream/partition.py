@@ -122,6 +122,36 @@ def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: 
     return cuts
 
 
+def in_order(lengths: list[int], size: int) -> list[Piece]:
+    """All sets as they lie in memory, in slices of at most `size` elements: several whole sets, or a part of one."""
+    pieces: list[Piece] = []
+    own: dict[int, int] = {}
+    start = 0
+
+    def close() -> None:
+        nonlocal start
+        end = start + sum(own.values())
+        if end > start or not pieces:
+            pieces.append(Piece(slice(start, end), [own.get(index, 0) for index in range(len(lengths))]))
+        start = end
+        own.clear()
+
+    room = size
+    for index, length in enumerate(lengths):
+        if length > room:
+            if own:
+                close()
+            while length > size:
+                own[index] = size
+                close()
+                length -= size
+            room = size
+        own[index] = length
+        room -= length
+    close()
+    return pieces
+
+
 def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:
     """The piece that takes selection[i] from set i."""
     own = [len(positions) for positions in selection]
@@ -145,11 +175,16 @@ def columns(cuts: list[Cut], lengths: list[int]) -> list[Piece]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Chunks that carry the gradient, with the factor of each set, and everything else."""
+    """Chunks that carry the gradient, with the factor of each set."""
 
     pieces: list[Piece]
     factors: list[Tensor]
-    rest: list[Tensor]
+    cuts: list[Cut]
+    taken: list[dict[int, int]]
+
+    def rest(self) -> list[Tensor]:
+        """The positions of everything else, for each set."""
+        return [own.without(taken) for own, taken in zip(self.cuts, self.taken, strict=True)]
 
 
 def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Generator | None) -> dict[int, int]:
@@ -157,7 +192,8 @@ def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Ge
     if wanted >= chunks:
         return dict.fromkeys(range(chunks), 1)
     if not replacement:
-        return dict.fromkeys(torch.randperm(chunks, generator=generator)[:wanted].tolist(), 1)
+        order = torch.randint(chunks, (1,), generator=generator) if wanted == 1 else torch.randperm(chunks, generator=generator)
+        return dict.fromkeys(order[:wanted].tolist(), 1)
     counts: dict[int, int] = {}
     for chunk in torch.randint(chunks, (wanted,), generator=generator).tolist():
         counts[chunk] = counts.get(chunk, 0) + 1
@@ -169,20 +205,26 @@ def factor(chunks: int, wanted: int, times: int) -> float:
     return times * max(chunks / wanted, 1.0)
 
 
+def _together(tensors: list[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
 def draw(cuts: list[Cut], lengths: list[int], wanted: int, replacement: bool, generator: torch.Generator | None) -> Drawn:
     """Draw `wanted` chunks of each set.
 
     Without replacement all chunks of a set have one factor and make one piece; with it each draw is a piece of its own.
     """
     drawn = [draw_counts(len(own), wanted, replacement, generator) for own in cuts]
-    rest = [own.without(taken) for own, taken in zip(cuts, drawn, strict=True)]
     if not replacement:
-        taken = [torch.cat([own.order[:0], *map(own.chunk, counts)]) for own, counts in zip(cuts, drawn, strict=True)]
+        taken = [
+            _together([own.chunk(index) for index in counts] or [own.order[:0]])
+            for own, counts in zip(cuts, drawn, strict=True)
+        ]
         factors = torch.tensor([factor(len(own), wanted, 1) for own in cuts])
-        return Drawn([joined(taken, lengths)], [factors], rest)
+        return Drawn([joined(taken, lengths)], [factors], cuts, drawn)
     pieces, factors_list = [], []
     for turn in range(max(1, *(len(counts) for counts in drawn))):
         picks = [[*counts.items(), *[(len(own), 1)] * (turn + 1)][turn] for own, counts in zip(cuts, drawn, strict=True)]
         pieces.append(joined([own.chunk(index) for own, (index, _) in zip(cuts, picks, strict=True)], lengths))
         factors_list.append(torch.tensor([factor(len(own), wanted, n) for own, (_, n) in zip(cuts, picks, strict=True)]))
-    return Drawn(pieces, factors_list, rest)
+    return Drawn(pieces, factors_list, cuts, drawn)

@@ -6,9 +6,10 @@
                   feed it the state's cotangent times the block's factor
 
 The state is small, so its cotangent is too, and nothing else needs to be kept. All blocks with factor one: the exact gradient.
-Some drawn blocks with factor C / m': the paper's estimator, unbiased. The factor is on the *state*, numerator and normaliser,
-and not on the output or on named parameters: whatever follows the state (the division, a slot residual, a layer norm, the value
-projection, the head) sees the value of the full set and gets its ordinary gradient, with weight one.
+Some drawn blocks with factor C / m': the paper's estimator, unbiased; those are few, so their graph is made at once. The factor
+is on the *state*, numerator and normaliser, and not on the output or on named parameters: whatever follows the state (the
+division, a slot residual, a layer norm, the value projection, the head) sees the value of the full set and gets its ordinary
+gradient, with weight one.
 
 Random modules in phi (dropout) draw the same numbers in both directions: each block has a seed of its own.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from setstream import collectives
@@ -30,6 +31,8 @@ from setstream.layout import Packed
 from setstream.parts import Maximum, Minimum, Part, accumulator_dtype, align
 from setstream.pool import Context
 from setstream.state import State
+
+Name = tuple[str, str]  # of a part, and of a tensor in it
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,35 @@ class Block:
     positions: Tensor | slice | None = None
 
 
+# Modules that need no trial to know that they draw no random numbers.
+DETERMINISTIC = (nn.Sequential, nn.Linear, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LayerNorm, nn.Identity, nn.Conv2d, nn.Flatten)
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """The generators that modules on this device draw from when they are given none."""
+    found = [torch.default_generator]
+    if device.type == "cuda":
+        found.append(torch.cuda.default_generators[device.index or 0])
+    return found
+
+
+def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
+    """Whether phi draws random numbers, as a dropout in training does: tried on the first element."""
+    maybe = any(module.training and type(module) not in DETERMINISTIC for module in encoder.phi.modules())
+    if not len(elements) or not maybe:
+        return False
+    with torch.no_grad():
+        before = [(generator, generator.get_state()) for generator in generators(elements.device)]
+        encoder.phi(encoder.cast(elements[:1]))
+        drew = [not torch.equal(generator.get_state(), state) for generator, state in before]
+        for generator, state in before:
+            generator.set_state(state)
+        return any(drew)
+
+
 @dataclass
 class Gradients:
-    """Sums of gradients over blocks, in the accumulators' precision."""
+    """Sums of gradients over blocks; in the accumulators' precision as soon as there is something to sum."""
 
     targets: list[Tensor]
     sums: list[Tensor | None] = field(default_factory=list)
@@ -60,9 +89,8 @@ class Gradients:
         found = torch.autograd.grad(outputs, [*self.targets, *extra], cotangents, allow_unused=True)
         for index, gradient in enumerate(found[: len(self.targets)]):
             if gradient is not None:
-                gradient = gradient.to(accumulator_dtype(gradient.device))
                 before = self.sums[index]
-                self.sums[index] = gradient if before is None else before.add_(gradient)
+                self.sums[index] = gradient if before is None else before.to(accumulator_dtype(gradient.device)) + gradient
         return list(found[len(self.targets) :])
 
 
@@ -73,6 +101,7 @@ class Pass:
         self, encoder: SetEncoder, blocks: Iterable[Block], empty: State, context: Context, group: collectives.Group | None
     ) -> None:
         self.encoder, self.blocks, self.empty, self.group = encoder, blocks, empty, group
+        self.prepared = context
         self.context = {name: tensor.detach() for name, tensor in context.items()}
         self.parameters = [p for p in encoder.parameters() if p.requires_grad]
         self.graded_context = [name for name, tensor in context.items() if tensor.requires_grad]
@@ -99,7 +128,8 @@ class Pass:
             self.visit(block, features)
             chunk = self.encoder.absorb(state, self.context, block.packed, features)
             self._claim(state, chunk, block.index)
-            state = state + chunk
+            # The first chunk needs no merging with nothing; ranks, which may have none, need sums of one type.
+            state = chunk if state is self.empty and self.group is None else state + chunk
         self.whole = state
         if self.group is not None:
             self.whole = collectives.reduce_state(state, self.group)
@@ -121,6 +151,13 @@ class Pass:
                 self.owners[name] = torch.where(better, index, owner)
 
     # -- backward -----------------------------------------------------------------------------------------------------
+
+    def tie(self, tensors: dict[Name, Tensor]) -> dict[Name, Tensor]:
+        """The state's tensors as functions of weights, context and elements, with `pull_back` as their derivative."""
+        inputs = [*self.inputs, *([] if self.elements is None else [self.elements])]
+        if not inputs or not tensors:
+            return tensors
+        return dict(zip(tensors, _Encode.apply(self, tensors, *inputs), strict=True))
 
     def factors(self) -> Iterator[tuple[Block, Tensor | None]]:
         """The blocks that carry the gradient, each with its factor per set (None: one)."""
@@ -188,8 +225,7 @@ class Pass:
         """Sum over the ranks, in the inputs' own types, elements last."""
         sums = gradients.sums
         if self.group is not None:
-            wide = [t.to(accumulator_dtype(t.device)) for t in gradients.targets]
-            sums = collectives.sum_gradients(sums, wide, self.group)
+            sums = collectives.sum_gradients(sums, gradients.targets, self.group)
         found = [None if s is None else s.to(t.dtype) for s, t in zip(sums, gradients.targets, strict=True)]
         return found if self.elements is None else [*found, to_elements]
 
@@ -202,16 +238,13 @@ class Pass:
             yield
             return
         # Not torch.manual_seed, which seeds every kind of device there may be and takes a millisecond for it.
-        generators = [torch.default_generator]
-        if self.empty.device.type == "cuda":
-            generators.append(torch.cuda.default_generators[self.empty.device.index or 0])
-        states = [generator.get_state() for generator in generators]
-        for generator in generators:
+        before = [(generator, generator.get_state()) for generator in generators(self.empty.device)]
+        for generator, _ in before:
             generator.manual_seed(self.seed + block.index)
         try:
             yield
         finally:
-            for generator, state in zip(generators, states, strict=True):
+            for generator, state in before:
                 generator.set_state(state)
 
     def _autocast(self) -> torch.autocast:
@@ -224,9 +257,9 @@ class _Encode(torch.autograd.Function):
     """state = f(inputs), as autograd sees it. Parameters are explicit inputs, so hooks and DDP meet their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, job: Pass, names: list[tuple[str, str]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.job, ctx.names = job, names
-        return tuple(job.whole.parts[part][key].detach() for part, key in names)
+    def forward(ctx: Any, job: Pass, tensors: dict[Name, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.job, ctx.names = job, list(tensors)
+        return tuple(tensor.detach() for tensor in tensors.values())
 
     @staticmethod
     @once_differentiable
@@ -241,13 +274,11 @@ def differentiable(job: Pass) -> State:
     """The state of a pass, tied to the pass's way back."""
     with torch.no_grad():
         whole = job.run()
-    inputs = [*job.inputs, *([] if job.elements is None else [job.elements])]
-    names = [(name, key) for name, part in whole.parts.items() for key in part.graded()]
-    if not inputs or not names:
-        return whole
-    tied = dict(zip(names, _Encode.apply(job, names, *inputs), strict=True))
+    tensors = job.tie({(name, key): part[key] for name, part in whole.parts.items() for key in part.graded()})
     parts: dict[str, Part] = {
-        name: type(part)(**{key: tied.get((name, key), tensor) for key, tensor in part.tensors.items()})
+        name: type(part)(**{key: tensors.get((name, key), tensor) for key, tensor in part.tensors.items()})
         for name, part in whole.parts.items()
     }
-    return State(parts, whole.count, whole.origin)
+    state = State(parts, whole.count, whole.origin)
+    state.context = job.prepared
+    return state

@@ -147,10 +147,11 @@ class UMBC(Pool):
     # -- a pass -------------------------------------------------------------------------------------------------------
 
     def prepare(self, state: State) -> Context:
-        """The scaled queries (B or 1, G, R, E), with Wk inside if folded, and what bk adds to the logits."""
+        """The scaled queries (B or 1, G, R, E), with Wk inside if folded; what bk adds to the logits; Q where it is added."""
         with self._no_autocast():
-            queries = self._split(self._queries(state)) * (self.out_dim // self.heads) ** -0.5  # (B, H, K, d/H)
-            context = {}
+            slots = self._queries(state)
+            queries = self._split(slots) * (self.out_dim // self.heads) ** -0.5  # (B, H, K, d/H)
+            context = {"slots": slots} if self.slot_residual else {}
             if self.key.bias is not None:
                 bias = self.key.bias.to(queries.dtype).view(self.heads, -1, 1)
                 context["offset"] = (queries @ bias).squeeze(-1)  # (B, H, K)
@@ -245,6 +246,8 @@ class UMBC(Pool):
 
     def _queries(self, state: State) -> Tensor:
         """Q (B or 1, K, d), in float32 at least."""
+        if state.context is not None and "slots" in state.context:
+            return state.context["slots"]
         draw = state.parts.get("draw")
         queries = self.query_norm(self.query(self.slots(None if draw is None else draw["noise"])))
         return queries.to(torch.promote_types(queries.dtype, torch.float32))
