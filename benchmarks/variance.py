@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from step import likelihood, model
 from torch import Tensor, nn
 
 import setstream as ss
+from setstream.importance import ImportancePass
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "unbiased": {"gradient": "unbiased"},
@@ -26,6 +28,12 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "unbiased, 2, replacement": {"gradient": "unbiased", "grad_chunks": 2, "replacement": True},
     "importance": {"gradient": "importance"},
     "subset": {"gradient": "subset"},
+}
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "unbiased": {"gradient": "unbiased"},
+    **{f"importance, floor {floor}": {"gradient": "importance", "floor": floor} for floor in (0.001, 0.01, 0.1, 0.3, 1.0)},
+    **{f"importance, norm {order}": {"gradient": "importance", "order": order} for order in (1.0, float("inf"))},
 }
 
 
@@ -47,13 +55,25 @@ def gradient(own: ss.SetModel, loss: Callable[[Tensor], Tensor], x: Tensor, **op
     return torch.cat([g.flatten() for _, g in pairs]), torch.cat([g.flatten() for p, g in pairs if id(p) in phi])
 
 
-def report(title: str, own: ss.SetModel, loss: Callable[[Tensor], Tensor], x: Tensor, sizes: list[int], draws: int) -> None:
+def report(
+    title: str,
+    own: ss.SetModel,
+    loss: Callable[[Tensor], Tensor],
+    x: Tensor,
+    sizes: list[int],
+    draws: int,
+    estimators: dict[str, dict[str, Any]] = ESTIMATORS,
+) -> list[tuple[str, int, float, float]]:
+    """Print a table; gives (estimator, elements, noise over all parameters, noise over phi's)."""
     own.eval()
     full = gradient(own, loss, x, gradient="full")
     print(f"\n{title}; {draws} draws\n")
     print("| estimator | elements | all: noise | phi: noise | all: of the mean | phi: of the mean |\n|---|---|---|---|---|---|")
+    rows = []
     for size in sizes:
-        for name, options in ESTIMATORS.items():
+        for name, options in estimators.items():
+            options = dict(options)
+            ImportancePass.order = options.pop("order", 2.0)
             chunk = size // options.get("grad_chunks", 1)
             found = [gradient(own, loss, x, chunk_size=chunk, partition="random", **options) for _ in range(draws)]
             cells = []
@@ -64,7 +84,18 @@ def report(title: str, own: ss.SetModel, loss: Callable[[Tensor], Tensor], x: Te
                     ((stack - full[part]).square().sum(1).mean() / scale, (stack.mean(0) - full[part]).square().sum() / scale)
                 )
             (noise, bias), (phi_noise, phi_bias) = cells
+            rows.append((name, size, float(noise), float(phi_noise)))
             print(f"| {name} | {size} | {noise:.2g} | {phi_noise:.2g} | {bias:.2g} | {phi_bias:.2g} |", flush=True)
+    ImportancePass.order = 2.0
+    return rows
+
+
+def bags(count: int) -> tuple[Tensor, Tensor]:
+    """Bags of 1,000 elements; in every other one a single witness, which makes the bag positive."""
+    labels = (torch.arange(count) % 2).float()
+    x = torch.randn(count, 1000, 16)
+    x[:, 0] += 1.25 * labels[:, None]
+    return x, labels[:, None, None]
 
 
 def main() -> None:
@@ -72,6 +103,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="training steps before the second table (default 500)")
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 64], help="elements of each set that carry the gradient")
+    parser.add_argument("--plot", type=Path, help="write a figure, too")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -82,35 +114,59 @@ def main() -> None:
         return likelihood(own.head(z), x)
 
     report("clustering, untrained, sets of 512", own, loss, x, options.sizes, options.draws)
-    optimizer = torch.optim.Adam(own.parameters(), 1e-3)
+    optimizer = torch.optim.Adam(own.parameters(), 1e-3, fused=True)
     own.train()
     for _ in range(options.steps):
         batch = mixtures(10, 512)
         optimizer.zero_grad()
         likelihood(own.head(own.encoder(batch)), batch).backward()
         optimizer.step()
-    report(f"clustering, after {options.steps} steps, sets of 512", own, loss, x, options.sizes, options.draws)
+    title = f"clustering, after {options.steps} steps, sets of 512"
+    clustering = report(title, own, loss, x, options.sizes, options.draws)
+    report(f"{title}: floor and norm", own, loss, x, options.sizes[:1], options.draws, CHOICES)
 
-    # A bag of 2,000 of which one in a thousand matters: attention finds it, and so must the gradient.
+    # A bag of which one element in a thousand matters: attention finds it, and so must the gradient.
     torch.manual_seed(1)
-    bag = torch.randn(1, 2000, 16)
-    bag[:, :2] += 4.0
     encoder = ss.SetEncoder(nn.Sequential(nn.Linear(16, 64), nn.ReLU()), ss.UMBC(64, 1, out_dim=64))
     sparse = ss.SetModel(encoder, nn.Linear(64, 1))
     optimizer = torch.optim.Adam(sparse.parameters(), 3e-3)
-    for step in range(300):
-        positive = step % 2 == 0
-        x_bag = torch.randn(1, 2000, 16)
-        x_bag[:, :2] += 4.0 * positive
+    cross_entropy = nn.functional.binary_cross_entropy_with_logits
+    for _ in range(400):
+        examples, labels = bags(16)
         optimizer.zero_grad()
-        target = torch.full((1, 1, 1), float(positive))
-        nn.functional.binary_cross_entropy_with_logits(sparse.head(encoder(x_bag)), target).backward()
+        cross_entropy(sparse.head(encoder(examples)), labels).backward()
         optimizer.step()
+    examples, labels = (tensor[1::2] for tensor in bags(16))  # the positive ones
+    with torch.no_grad():
+        weight = float(encoder.attention(examples, encoder.update(None, examples))[:, 0, 0, 0].mean())
+    title = f"eight bags of 1,000 with one witness each, which has {weight:.2f} of the attention"
 
     def bag_loss(z: Tensor) -> Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(sparse.head(z), torch.ones(1, 1, 1))
+        return cross_entropy(sparse.head(z), labels)
 
-    report("a bag of 2,000 with two witnesses", sparse, bag_loss, bag, options.sizes, options.draws)
+    bag_rows = report(title, sparse, bag_loss, examples, options.sizes, options.draws)
+    report(f"{title}: floor and norm", sparse, bag_loss, examples, options.sizes[:1], options.draws, CHOICES)
+    if options.plot:
+        plot({"clustering, all parameters": clustering, "sparse bag, phi's parameters": bag_rows}, options.plot)
+
+
+def plot(tables: dict[str, list[tuple[str, int, float, float]]], path: Path) -> None:
+    """Noise against gradient-set size, an axis for each table: of all parameters in the first, of phi's in the second."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(tables), figsize=(9, 3.6), constrained_layout=True)
+    for column, (axis, (title, rows)) in enumerate(zip(axes, tables.items(), strict=True)):
+        for name in ESTIMATORS:
+            points = [(size, (noise, phi)[column]) for own, size, noise, phi in rows if own == name]
+            axis.loglog(*zip(*points, strict=True), "o-", label=name)
+        axis.set(xlabel="elements that carry the gradient", title=title)
+    axes[0].set_ylabel("relative squared error of one estimate")
+    axes[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,9 @@ def systematic_draw(probabilities: Tensor, owner: Tensor, sets: int, generator: 
 class ImportancePass(Pass):
     """A pass whose way back is exact for the pool and sampled by importance for phi."""
 
+    #: The norm of a cotangent: Euclidean. Measured in docs/results/gradients.md, with the floor.
+    order: float = 2.0
+
     def __init__(
         self,
         encoder: SetEncoder,
@@ -145,7 +148,7 @@ class ImportancePass(Pass):
                 g = gradients.add(outputs, cots, [features] if through_phi else [])
                 if g and g[0] is not None:
                     lengths[block.index] = block.packed.lengths
-                    norms[block.index] = torch.linalg.vector_norm(g[0], dim=1, dtype=accumulator_dtype(g[0].device))
+                    norms[block.index] = torch.linalg.vector_norm(g[0], self.order, dim=1, dtype=accumulator_dtype(g[0].device))
                     if self.keep == "cache":
                         found[block.index] = g[0]
             drawn = self._draw(norms, lengths)
