@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -42,18 +42,15 @@ class Packed:
 
         Sets without elements are in no group.
         """
-        starts = np.cumsum([0, *self.lengths]).tolist()
-        if len(set(self.lengths)) == 1:
-            if self.lengths[0]:
-                yield list(range(len(self))), features.unflatten(0, (len(self), self.lengths[0])), None
-            return
+        starts = [0, *accumulate(self.lengths)]
         buckets: dict[int, list[int]] = {}
         for index, length in enumerate(self.lengths):
             if length:
                 buckets.setdefault((length - 1).bit_length(), []).append(index)
         for rows in buckets.values():
-            if len(rows) == 1:
-                yield rows, features[starts[rows[0]] : starts[rows[0] + 1]].unsqueeze(0), None
+            first, last, length = starts[rows[0]], starts[rows[-1] + 1], self.lengths[rows[0]]
+            if last - first == length * len(rows) and all(self.lengths[row] == length for row in rows):
+                yield rows, features[first:last].unflatten(0, (len(rows), length)), None  # they lie side by side
                 continue
             lengths = torch.tensor([self.lengths[row] for row in rows])
             offsets = torch.arange(int(lengths.max()))

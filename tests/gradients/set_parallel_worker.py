@@ -29,6 +29,32 @@ def gradients(encoder, head, sets, **options):
     return z.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
+class Net(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.head, self.options = make(ss.UMBC(8, 3, heads=2, slot_residual=True)), nn.Linear(24, 2), options
+
+    def forward(self, x):
+        z = ss.encode(self.encoder, x, chunk_size=5, generator=torch.Generator().manual_seed(3), **self.options)
+        return self.head(z.flatten(1)).square().mean()
+
+
+def data_parallel(rank):
+    """Sets over ranks, each rank with sets of its own: DistributedDataParallel gives the mean of the ranks' gradients."""
+    batches = [torch.randn(2, 17, 3, generator=torch.Generator().manual_seed(i)) for i in range(dist.get_world_size())]
+    for gradient in ("full", "exact", "unbiased", "importance"):
+        wrapped = nn.parallel.DistributedDataParallel(Net(gradient=gradient))
+        wrapped(batches[rank]).backward()
+        alone = Net(gradient=gradient)
+        for batch in batches:
+            (alone(batch) / len(batches)).backward()
+        for a, b in zip(wrapped.module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+    if rank == 0:
+        print("data parallel: all equal")
+
+
 def main():
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
     rank = dist.get_rank()
@@ -38,6 +64,10 @@ def main():
         if rank == 1:
             os._exit(7)
         ss.encode(encoder, torch.randn(1, 10, 3), gradient="exact", group=group)
+        return
+    if sys.argv[1:] == ["ddp"]:
+        data_parallel(rank)
+        dist.destroy_process_group()
         return
     sets = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (41, 23, 1)]
     mine = ss.scatter_sets(sets)

@@ -30,6 +30,12 @@ def test_ranks_agree_with_one_process(ranks):
     assert "set parallel: all equal" in done.stdout
 
 
+def test_every_mode_works_under_ddp():
+    done = torchrun(2, "ddp")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "data parallel: all equal" in done.stdout
+
+
 def test_a_dead_rank_is_an_error_and_not_a_hang():
     start = time.monotonic()
     done = torchrun(2, "die", timeout=120)
