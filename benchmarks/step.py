@@ -1,6 +1,7 @@
 """One training step of the clustering model: ours against the paper's form written plainly, in one run.
 
     python benchmarks/step.py
+    python benchmarks/step.py --layers 3
 
 Batch 10, sets of 512 points, gradient sets of 8, UMBC with 4 slots and 4 heads, width 128, a head of three SABs, Adam. The
 plain step projects every element, goes through the chunks one by one, as the algorithm of the paper does, writes attention as
@@ -15,6 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +46,13 @@ class Head(nn.Module):
         return logits.squeeze(-1), means, scales
 
 
-def model() -> ss.SetModel:
+def model(layers: int = 1) -> ss.SetModel:
+    """The clustering model, with a phi of some layers."""
     torch.manual_seed(0)
+    widths = [2, *[WIDTH] * layers]
+    phi = [module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())]
     pool = ss.UMBC(WIDTH, CLUSTERS, WIDTH, WIDTH, heads=4, slots="gaussian", slot_residual=True, norm_after=True)
-    return ss.SetModel(ss.SetEncoder(nn.Sequential(nn.Linear(2, WIDTH), nn.ReLU()), pool), Head())
+    return ss.SetModel(ss.SetEncoder(nn.Sequential(*phi), pool), Head())
 
 
 def likelihood(parameters: tuple[Tensor, Tensor, Tensor], x: Tensor) -> Tensor:
@@ -119,13 +124,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=1, help="layers of phi (default 1)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     x = torch.randn(BATCH, POINTS, 2) * 2
 
     def step(encode: Encode, loss: Callable[..., Tensor], head: HeadCall, fused: bool) -> Callable[[], None]:
-        mine = model().train()
+        mine = model(options.layers).train()
         optimizer = torch.optim.Adam(mine.parameters(), 1e-3, fused=fused)
 
         def run() -> None:
