@@ -194,31 +194,36 @@ def encode(
     empty, context = _begin(encoder, len(packed), packed.elements.device, group)
     size = chunk_size * len(packed)
     forward_size = max(size, FORWARD_NUMBERS // _numbers_each(packed.elements, encoder))
-    if gradient == "none":
-        with torch.no_grad():
-            blocks = InMemory(packed, in_order(packed.lengths, forward_size))
-            return encoder.close(Pass(encoder, blocks, empty, context, group).run())
-
+    chunks_matter = not encoder.pool.consistent or (gradient in ("exact", "none") and not isinstance(partition, str))
     job: Pass
     if gradient == "unbiased":
         chunks = cut(packed.lengths, chunk_size, partition, generator)
         drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator)
-        if _has_extremum(empty.parts) or draws_numbers(encoder, packed.elements):
-            rest = [even_cut(own, max(1, forward_size // len(packed))) for own in drawn.rest()]
-            blocks = InMemory(packed, [*drawn.pieces, *columns(rest, packed.lengths)])
+        if chunks_matter or _has_extremum(empty.parts) or draws_numbers(encoder, packed.elements):
+            rest_size = chunk_size if chunks_matter else max(1, forward_size // len(packed))
+            rest = columns([even_cut(own, rest_size) for own in drawn.rest()], packed.lengths)
+            pieces = [*drawn.pieces, *rest]
         else:
-            blocks = InMemory(packed, in_order(packed.lengths, forward_size))
-        job = DrawnPass(encoder, blocks, empty, context, group)
+            pieces = in_order(packed.lengths, forward_size)
+        job = DrawnPass(encoder, InMemory(packed, pieces), empty, context, group)
         job.carriers, job.known = list(InMemory(packed, drawn.pieces)), drawn.factors
-    elif gradient == "importance":
-        blocks = InMemory(packed, in_order(packed.lengths, forward_size))
-        wanted = grad_chunks * chunk_size
-        job = ImportancePass(
-            encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
-        )
-    else:  # exact; or full and subset across ranks, whose graph must not cross them
-        given = None if isinstance(partition, str) else columns(cut(packed.lengths, size, partition, None), packed.lengths)
-        job = Pass(encoder, InMemory(packed, given or in_order(packed.lengths, size)), empty, context, group)
+    else:
+        if chunks_matter:
+            own_partition = partition if gradient != "subset" else "contiguous"
+            pieces = columns(cut(packed.lengths, chunk_size, own_partition, generator), packed.lengths)
+        else:
+            pieces = in_order(packed.lengths, forward_size if gradient in ("importance", "none") else size)
+        blocks = InMemory(packed, pieces)
+        if gradient == "none":
+            with torch.no_grad():
+                return encoder.close(Pass(encoder, blocks, empty, context, group).run())
+        if gradient == "importance":
+            wanted = grad_chunks * chunk_size
+            job = ImportancePass(
+                encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
+            )
+        else:  # exact; or full and subset across ranks, whose graph must not cross them
+            job = Pass(encoder, blocks, empty, context, group)
     if packed.elements.requires_grad:
         job.elements = packed.elements
     return encoder.close(differentiable(job))

@@ -162,8 +162,9 @@ class ImportancePass(Pass):
                     wanted = g_block[positions] * scale[:, None].to(g_block.dtype)
                     back = gradients.add([features], [wanted], [] if to_elements is None else [elements])
                     if to_elements is not None and back[0] is not None:
-                        assert isinstance(block.positions, slice)  # blocks of memory lie in its order
-                        to_elements[block.positions][positions] += back[0]
+                        place = block.positions
+                        assert place is not None  # elements that learn lie in memory
+                        to_elements[positions + place.start if isinstance(place, slice) else place[positions]] += back[0]
         return self.finish(gradients, to_elements)
 
     def _cotangent(self, block: Block, context: Context, cotangents: dict[str, dict[str, Tensor]]) -> Tensor:

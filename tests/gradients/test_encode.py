@@ -428,3 +428,12 @@ def test_streamed_loss_refuses_what_it_cannot():
         ss.streamed_loss(lambda chunk, mask: chunk.sum(-1), SETS, reduction="max")
     with pytest.raises(ConfigurationError, match="no gradient to the elements"):
         ss.streamed_loss(lambda chunk, mask: chunk.sum(-1), [copy.copy(SETS[0]).requires_grad_()])
+
+
+@pytest.mark.parametrize("gradient", ["none", "exact", "unbiased", "importance"])
+def test_a_pool_that_depends_on_its_chunks_gets_the_chunks_that_were_asked_for(gradient):
+    torch.manual_seed(0)
+    module, x = ss.nn.SetTransformer(4), torch.randn(3, 20, 4)
+    encoder = ss.SetEncoder(nn.Identity(), ss.ChunkMean(module)).eval()
+    expected = torch.stack([module(chunk) for chunk in x.split(5, dim=1)]).mean(0)
+    torch.testing.assert_close(ss.encode(encoder, x, chunk_size=5, gradient=gradient), expected)
