@@ -1,0 +1,5 @@
+"""`python -m setstream.cli`."""
+
+from setstream.cli import main
+
+main()

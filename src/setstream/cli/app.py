@@ -1,0 +1,208 @@
+"""The commands of `setstream`.
+
+Exit codes: 0 done, 1 a failure, 2 options that cannot be, 3 a loss that was not finite, 130 interrupted (and saved).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from setstream import __version__
+from setstream.cli.options import build_config, build_task, read_run
+from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
+
+FAILED, WRONG_OPTIONS, NOT_FINITE, INTERRUPTED = 1, 2, 3, 130
+
+app = typer.Typer(
+    name="setstream",
+    help="Encode sets of any size, in any chunks, to the same answer; train through all of it in constant memory.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+
+def run() -> None:
+    """Run the command line and turn our errors into messages and exit codes."""
+    try:
+        app()
+    except NonFiniteError as error:
+        errors.print(f"[red]not finite:[/red] {error}")
+        sys.exit(NOT_FINITE)
+    except ConfigurationError as error:
+        errors.print(f"[red]error:[/red] {error}")
+        sys.exit(WRONG_OPTIONS)
+    except SetstreamError as error:
+        errors.print(f"[red]error:[/red] {error}")
+        sys.exit(FAILED)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_all(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version.")] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "setstream train clustering umbc+set-transformer --out runs/umbc\n\n"
+    "setstream train clustering deepsets --steps 2000 --gradient full -o task.points=256\n\n"
+    "setstream train --config run.toml --out runs/mine\n\n"
+    "torchrun --nproc-per-node 2 -m setstream.cli train clustering umbc+set-transformer --out runs/two\n\n"
+    "Run it again with the same --out to go on where it was stopped: Ctrl-C saves."
+)
+def train(
+    task: Annotated[str | None, typer.Argument(help="A task (`setstream tasks`), or package.module:Class.")] = None,
+    model: Annotated[str | None, typer.Argument(help="A model of the task (`setstream models TASK`).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/TASK-MODEL-SEED unless given.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Options in a TOML, YAML or JSON file; flags win over it.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sets in a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam or adamw.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="constant, step or cosine.")] = None,
+    gradient: Annotated[
+        str | None, typer.Option(help="full, exact, unbiased, importance or subset: see docs/gradients.md.")
+    ] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Elements of a set that carry the gradient, a chunk.")] = None,
+    grad_chunks: Annotated[int | None, typer.Option(help="Chunks of a set that carry the gradient.")] = None,
+    seed: Annotated[int | None, typer.Option(help="All randomness follows from it.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads on a CPU.")] = None,
+    amp: Annotated[str | None, typer.Option(help="none or bf16.")] = None,
+    parallel: Annotated[str | None, typer.Option(help="Under torchrun: data (sets over processes) or set.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("-o", "--option", help="NAME=VALUE; task.NAME= and model.NAME= too.")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on in a folder that holds a run.")] = True,
+) -> None:
+    """Train a model of a task."""
+    flags: dict[str, Any] = {
+        "task": task,
+        "model": model,
+        "steps": steps,
+        "batch": batch,
+        "lr": lr,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "gradient": gradient,
+        "chunk_size": chunk_size,
+        "grad_chunks": grad_chunks,
+        "seed": seed,
+        "device": device,
+        "threads": threads,
+        "amp": amp,
+        "parallel": parallel,
+    }
+    from setstream.training import Trainer
+
+    chosen = build_config(config, flags, option or [])
+    folder = out or Path("runs") / f"{chosen.task}-{chosen.model}-{chosen.seed}".replace("/", "-").replace(":", "-")
+    result = Trainer(build_task(chosen), chosen, folder).run(resume=resume)
+    console.print(f"run folder: {result.folder}", highlight=False)
+    if not result.done:
+        raise typer.Exit(INTERRUPTED)
+
+
+@app.command(epilog="[bold]Example[/bold]\n\nsetstream evaluate runs/umbc -o task.test_sets=2000")
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    option: Annotated[list[str] | None, typer.Option("-o", "--option", help="task.NAME=VALUE.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+) -> None:
+    """Test the model of a finished (or unfinished) run again."""
+    import dataclasses
+
+    import torch
+
+    from setstream.cli.options import assignments, merge
+    from setstream.training.checkpoint import Checkpoints, load_weights
+    from setstream.training.processes import choose_device
+
+    chosen = read_run(folder)
+    changes = assignments(option or [])
+    if set(changes) - {"task_options"}:
+        raise ConfigurationError(f"only task.NAME=VALUE can be changed when testing; got {sorted(changes)}")
+    chosen = dataclasses.replace(chosen, task_options=merge(chosen.task_options, changes.get("task_options", {})))
+    task = build_task(chosen)
+    model = task.build(chosen.model, **chosen.model_options)
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        steps = Checkpoints(folder / "checkpoints").steps()
+        if not steps:
+            raise ConfigurationError(f"{folder} has neither a finished model nor a checkpoint yet")
+        weights = folder / "checkpoints" / f"step-{steps[-1]:08d}" / "weights.safetensors"
+    load_weights(model, weights)
+    model.to(choose_device(device)).eval()
+    with torch.no_grad():
+        found = task.evaluate(model)
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = Table("metric", "value", box=None)
+    for name, value in found.items():
+        rows.add_row(name, f"{value:.5f}")
+    console.print(rows)
+
+
+@app.command(
+    epilog="[bold]Example[/bold]\n\nsetstream sweep sweeps/clustering.toml --out runs/clustering --jobs 2\n\n"
+    "Stop it in any way and start it again: finished runs are skipped, others go on."
+)
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML, YAML or JSON with [defaults] and [[runs]].")],
+    out: Annotated[Path, typer.Option(help="Folder for the run folders.")] = Path("runs"),
+    jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 2,
+    threads: Annotated[int, typer.Option(help="Threads of each run.", min=1)] = 1,
+) -> None:
+    """Run a list of configurations over the cores, resumable."""
+    from setstream.cli.sweep import read_sweep, run_sweep
+
+    code = run_sweep(read_sweep(file, out), jobs, threads, console)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks."""
+    from setstream.tasks import TASKS, task_class
+
+    rows = Table("task", "what it is", "models", box=None)
+    for name in TASKS:
+        kind = task_class(name)
+        rows.add_row(name, kind.summary, str(len(kind.models)))
+    console.print(rows)
+
+
+@app.command()
+def models(task: Annotated[str, typer.Argument(help="A task.")] = "clustering") -> None:
+    """List the models of a task."""
+    from setstream.tasks import task_class
+
+    rows = Table("model", "what it is", "consistent", "parameters", box=None)
+    kind = task_class(task)
+    for name, build in kind.models.items():
+        made = build()
+        about = (build.__doc__ or "").strip().splitlines()[0]
+        count = sum(p.numel() for p in made.parameters())
+        rows.add_row(name, about, "yes" if made.encoder.pool.consistent else "no", f"{count:,}")
+    console.print(rows)

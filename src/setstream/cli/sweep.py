@@ -1,0 +1,140 @@
+"""Many runs, some at a time, each in a process and a folder of its own.
+
+    [defaults]                          options for all runs
+    [[runs]]                            and one table for each
+    name = "umbc-seed-1"
+    model = "umbc+set-transformer"
+    seed = 1
+
+Finished runs are skipped and others resumed: a sweep that was stopped, in whatever way, is started again by the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from setstream.cli.options import merge
+from setstream.errors import ConfigurationError
+from setstream.training.checkpoint import write_atomically
+from setstream.training.config import TrainConfig, read_options
+from setstream.training.record import read_metrics
+
+INTERRUPTED = 130
+
+
+@dataclass
+class Run:
+    """One run of a sweep."""
+
+    name: str
+    config: TrainConfig
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    failed: bool = False
+
+    @property
+    def done(self) -> bool:
+        """Whether it has reached its end, now or earlier."""
+        return (self.folder / "result.json").exists()
+
+
+def read_sweep(file: Path, out: Path) -> list[Run]:
+    """The runs that a file asks for."""
+    options = read_options(file)
+    unknown = set(options) - {"defaults", "runs"}
+    if unknown or not isinstance(options.get("runs"), list) or not options["runs"]:
+        raise ConfigurationError(f"{file} must hold [defaults] (optional) and a list of [[runs]], each with a name")
+    defaults: dict[str, Any] = options.get("defaults", {})
+    runs = []
+    for own in options["runs"]:
+        if "name" not in own:
+            raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {own}")
+        name = own["name"]
+        config = TrainConfig.from_dict(merge(defaults, {key: value for key, value in own.items() if key != "name"}))
+        runs.append(Run(name, config, out / name))
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"the names of runs must differ: {sorted({n for n in names if names.count(n) > 1})} are given twice"
+        )
+    return runs
+
+
+def start(run: Run, threads: int) -> None:
+    """Start or resume a run in a process of its own."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    options = run.folder / "options.json"
+    write_atomically(options, json.dumps(run.config.to_dict()))
+    command = [sys.executable, "-m", "setstream.cli", "train", "--config", str(options), "--out", str(run.folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    with (run.folder / "log.txt").open("ab") as log:
+        # A group of its own: Ctrl-C reaches this process only, which then asks each run to save.
+        run.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def table(runs: list[Run]) -> Group:
+    """Where all runs are; below it, why the failed ones failed."""
+    rows = Table(box=None)
+    for title in ("run", "model", "gradient", "step", "loss", "last test"):
+        rows.add_column(title)
+    problems = []
+    for run in runs:
+        train, tests = read_metrics(run.folder, "train"), read_metrics(run.folder, "test") + read_metrics(run.folder, "final")
+        test = {key: value for key, value in tests[-1].items() if key not in ("step", "kind")} if tests else {}
+        step = f"{train[-1]['step']}/{run.config.steps}" if train else f"0/{run.config.steps}"
+        color = "red" if run.failed else "green" if run.done else "yellow" if run.process is not None else "dim"
+        shown = "  ".join(f"{key} {value:.3f}" for key, value in test.items())
+        loss = f"{train[-1]['loss']:.3f}" if train else ""
+        rows.add_row(run.name, run.config.model, run.config.gradient, step, loss, shown, style=color)
+        if run.failed:
+            log = run.folder / "log.txt"
+            problems.append(f"[red]{run.name} failed[/red], see {log}: " + "\n".join(log.read_text().splitlines()[-2:]))
+    return Group(rows, *problems)
+
+
+def run_sweep(runs: list[Run], jobs: int, threads: int, console: Console) -> int:
+    """Work through all runs, `jobs` at a time; gives the exit code: 0, 1 if some failed, 130 if interrupted."""
+    waiting = [run for run in runs if not run.done]
+    console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} already done, {jobs} at a time")
+    active: list[Run] = []
+    asked: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: asked.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with Live(table(runs), console=console, refresh_per_second=1, transient=False) as live:
+            while (waiting or active) and not asked:
+                while waiting and len(active) < jobs:
+                    run = waiting.pop(0)
+                    start(run, threads)
+                    active.append(run)
+                time.sleep(1)
+                for run in list(active):
+                    if run.process is not None and run.process.poll() is not None:
+                        run.failed = not run.done
+                        run.process = None
+                        active.remove(run)
+                if console.is_terminal:
+                    live.update(table(runs))
+            if asked:
+                for run in active:
+                    assert run.process is not None
+                    run.process.send_signal(signal.SIGTERM)
+                for run in active:
+                    assert run.process is not None
+                    run.process.wait()
+            live.update(table(runs))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return INTERRUPTED if asked else int(any(run.failed for run in runs))

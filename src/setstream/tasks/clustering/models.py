@@ -1,0 +1,171 @@
+"""The nine models of the paper's clustering experiment, and ours.
+
+    points --Linear(D, width), ReLU--> features --set encoder--> z --decoder--> K x (logit, mean, scale)
+
+Decoders have three layers, those behind UMBC two, as in the paper's appendix; UMBC + Set Transformer has three SABs, as in its
+published run. Set functions that need their whole input (fspool, diff-em, set-transformer) stand in `ChunkMean`: given chunks,
+they are averaged, which is how the paper tests them. `ours` is what did best here: see docs/results/clustering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from setstream.encoder import SetEncoder
+from setstream.model import SetModel
+from setstream.nn import ISAB, PMA, SAB, DiffEM, FSPool
+from setstream.pool import Pool
+from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
+from setstream.tasks.clustering.mixtures import DiagonalMixture
+
+WIDTH, HEADS = 128, 4
+# Scales are softplus(raw) + this: far below the smallest that the data has, and away from a division by zero.
+SMALLEST_SCALE = 1e-2
+
+
+class MixtureHead(nn.Module):
+    """A body, and a linear layer to the parameters of one mixture a set.
+
+    The body gives (B, K, width), a row for each component, or (B, width), a row for all of them.
+    """
+
+    def __init__(self, body: nn.Module, width: int, clusters: int, dim: int, *, per_slot: bool) -> None:
+        super().__init__()
+        self.body, self.clusters, self.dim, self.per_slot = body, clusters, dim, per_slot
+        numbers = 1 + 2 * dim
+        self.out = nn.Linear(width, numbers if per_slot else clusters * numbers)
+
+    def raw(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """logits (B, K), means and scales (B, K, D)."""
+        rows = self.out(self.body(z))
+        if not self.per_slot:
+            rows = rows.unflatten(-1, (self.clusters, -1))
+        logits, means, scales = rows.split([1, self.dim, self.dim], dim=-1)
+        return logits.squeeze(-1), means, F.softplus(scales) + SMALLEST_SCALE
+
+    def forward(self, z: Tensor) -> DiagonalMixture:
+        """One mixture for each set."""
+        return DiagonalMixture(*self.raw(z))
+
+
+def mlp(widths: list[int]) -> nn.Sequential:
+    """Linear layers with ReLUs after each."""
+    return nn.Sequential(*(module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())))
+
+
+def assemble(
+    pool: Pool, body: nn.Module, clusters: int, dim: int, *, width: int = WIDTH, phi_layers: int = 1, per_slot: bool
+) -> SetModel:
+    """phi, a pool, and a head that ends in a mixture."""
+    phi = mlp([dim, *[width] * phi_layers])
+    return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=per_slot))
+
+
+def umbc_pool(num_slots: int, width: int = WIDTH, heads: int = HEADS, **options: Any) -> UMBC:
+    """UMBC as in the published run: Gaussian slots, slot residual, layer norm after."""
+    defaults: dict[str, Any] = {"slots": "gaussian", "slot_residual": True, "norm_after": True}
+    return UMBC(width, num_slots, width, width, heads, **(defaults | options))
+
+
+def deepsets(clusters: int = 4, dim: int = 2) -> SetModel:
+    """Mean pooling."""
+    return assemble(DeepSets("mean"), mlp([WIDTH] * 4), clusters, dim, per_slot=False)
+
+
+def sse(clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
+    """The Slot Set Encoder, a slot for each component."""
+    pool = SSE(WIDTH, clusters, WIDTH, WIDTH, HEADS, **options)
+    return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
+
+
+def sse_hierarchical(clusters: int = 4, dim: int = 2, first: int = 16, **options: Any) -> SetModel:
+    """Two Slot Set Encoders on top of each other."""
+    pool = HierarchicalSSE(WIDTH, (first, clusters), WIDTH, WIDTH, HEADS, **options)
+    return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
+
+
+def fspool(clusters: int = 4, dim: int = 2) -> SetModel:
+    """Featurewise sort pooling."""
+    return assemble(ChunkMean(FSPool(WIDTH), WIDTH), mlp([WIDTH] * 4), clusters, dim, per_slot=False)
+
+
+def diff_em(clusters: int = 4, dim: int = 2, steps: int = 3) -> SetModel:
+    """Differentiable EM, one head of five components: 1,286 numbers."""
+    pool = DiffEM(WIDTH, heads=1, components=5, steps=steps)
+    return assemble(ChunkMean(pool, WIDTH), mlp([pool.out_dim, *[WIDTH] * 3]), clusters, dim, per_slot=False)
+
+
+def set_transformer(clusters: int = 4, dim: int = 2, num_inducing: int = 16) -> SetModel:
+    """Two ISABs, pooling by attention to a seed for each component, three SABs."""
+    encoder = nn.Sequential(ISAB(WIDTH, HEADS, num_inducing), ISAB(WIDTH, HEADS, num_inducing), PMA(WIDTH, HEADS, clusters))
+    decoder = nn.Sequential(*(SAB(WIDTH, HEADS) for _ in range(3)))
+    return assemble(ChunkMean(Masked(encoder), WIDTH), decoder, clusters, dim, per_slot=True)
+
+
+def umbc_fspool(clusters: int = 4, dim: int = 2, num_slots: int = 4, **options: Any) -> SetModel:
+    """UMBC, then featurewise sort pooling of the slots."""
+    body = nn.Sequential(FSPool(WIDTH), mlp([WIDTH] * 3))
+    return assemble(umbc_pool(num_slots, **options), body, clusters, dim, per_slot=False)
+
+
+def umbc_diff_em(clusters: int = 4, dim: int = 2, num_slots: int = 4, steps: int = 1, **options: Any) -> SetModel:
+    """UMBC, then differentiable EM on the slots."""
+    pool = DiffEM(WIDTH, heads=1, components=5, steps=steps)
+    body = nn.Sequential(pool, mlp([pool.out_dim, *[WIDTH] * 2]))
+    return assemble(umbc_pool(num_slots, **options), body, clusters, dim, per_slot=False)
+
+
+def umbc_set_transformer(clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
+    """UMBC with a slot for each component, then three SABs on the slots."""
+    body = nn.Sequential(*(SAB(WIDTH, HEADS) for _ in range(3)))
+    return assemble(umbc_pool(clusters, **options), body, clusters, dim, per_slot=True)
+
+
+def ours(
+    clusters: int = 4,
+    dim: int = 2,
+    num_slots: int = 16,
+    width: int = WIDTH,
+    phi_layers: int = 3,
+    sabs: int = 2,
+    slots: str = "learned",
+    heads: int = HEADS,
+) -> SetModel:
+    """More slots, a deeper phi, SABs with layer norm, and pooling by attention to the components."""
+    pool = UMBC(width, num_slots, width, width, heads, slots=slots, slot_residual=True, norm_after=True)
+    blocks = [SAB(width, heads, layer_norm=True) for _ in range(sabs)]
+    body = nn.Sequential(*blocks, PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
+    return assemble(pool, body, clusters, dim, width=width, phi_layers=phi_layers, per_slot=True)
+
+
+class Masked(nn.Module):
+    """Set functions one after another, each with the mask that it needs."""
+
+    def __init__(self, modules: nn.Sequential) -> None:
+        super().__init__()
+        self.modules_ = modules
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Through all of them."""
+        for module in self.modules_:
+            x = module(x, mask)
+        return x
+
+
+MODELS: dict[str, Callable[..., SetModel]] = {
+    "deepsets": deepsets,
+    "sse": sse,
+    "sse-hierarchical": sse_hierarchical,
+    "fspool": fspool,
+    "diff-em": diff_em,
+    "set-transformer": set_transformer,
+    "umbc+fspool": umbc_fspool,
+    "umbc+diff-em": umbc_diff_em,
+    "umbc+set-transformer": umbc_set_transformer,
+    "ours": ours,
+}

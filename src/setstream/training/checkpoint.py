@@ -1,0 +1,98 @@
+"""Checkpoints that are whole or not there.
+
+    run/checkpoints/step-00001000/weights.safetensors      the model
+                                  optimizer.pt             Adam's moments
+                                  progress.json            the step; with the seed it is all that random numbers need
+
+A checkpoint is written into a hidden folder, flushed to the disk, and renamed: whoever looks finds it complete, whenever the
+process was killed. The one before is kept until the new one is in place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError
+
+KEPT = 2
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a text file at once."""
+    hidden = path.with_name(f".{path.name}.writing")
+    hidden.write_text(text)
+    flush(hidden)
+    hidden.replace(path)
+
+
+def save_weights(model: nn.Module, path: Path) -> None:
+    """The weights as safetensors; tensors that share memory are stored once for each name."""
+    save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Load weights, or say which do not fit."""
+    found: dict[str, Tensor] = load_file(path)
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        raise ConfigurationError(f"the weights in {path} are not those of this model: {error}") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        """The steps at which there are complete checkpoints, in order."""
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*") if path.is_dir())
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
+        """Write a checkpoint and drop the oldest."""
+        target = self.folder / f"step-{step:08d}"
+        hidden = self.folder / f".step-{step:08d}.{os.getpid()}"
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        save_weights(model, hidden / "weights.safetensors")
+        torch.save(optimizer.state_dict(), hidden / "optimizer.pt")
+        (hidden / "progress.json").write_text(json.dumps(progress | {"step": step}))
+        for path in hidden.iterdir():
+            flush(path)
+        shutil.rmtree(target, ignore_errors=True)
+        hidden.rename(target)
+        flush(self.folder)
+        for old in self.steps()[:-KEPT]:
+            shutil.rmtree(self.folder / f"step-{old:08d}", ignore_errors=True)
+        return target
+
+    def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
+        """Bring model and optimizer back to a step."""
+        source = self.folder / f"step-{step:08d}"
+        load_weights(model, source / "weights.safetensors")
+        optimizer.load_state_dict(torch.load(source / "optimizer.pt", map_location=device, weights_only=True))
+        progress: dict[str, Any] = json.loads((source / "progress.json").read_text())
+        return progress
+
+    def clean(self) -> None:
+        """Remove what a killed process left half written."""
+        for path in self.folder.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,80 @@
+"""The processes of a run: one, or those that torchrun started.
+
+data   each process takes its share of a batch's sets; DistributedDataParallel averages the gradients
+set    each process takes its share of every set; `encode` sums states and gradients (group)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from setstream.errors import ConfigurationError, DeviceError
+from setstream.training.task import Batch
+
+
+def choose_device(name: str, rank: int = 0) -> torch.device:
+    """The device of a name; "auto" takes CUDA, then MPS, then the CPU."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", rank % torch.cuda.device_count())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"device {name!r} was asked for, and there is no CUDA device here: use --device auto or cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise DeviceError(f"device {name!r} was asked for, and there is no MPS device here: use --device auto or cpu")
+    return device
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Rank and number of processes, and the group they form."""
+
+    rank: int = 0
+    world: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @staticmethod
+    def join(device: torch.device) -> Processes:
+        """Join the others, if torchrun started more than this process."""
+        world = int(os.environ.get("WORLD_SIZE", "1"))
+        if world == 1:
+            return Processes()
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        return Processes(dist.get_rank(), world, dist.group.WORLD)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files."""
+        return self.rank == 0
+
+    def share(self, batch: Batch, size: int) -> Batch:
+        """The sets of a batch that are this process's."""
+        if self.world == 1:
+            return batch
+        if size % self.world:
+            raise ConfigurationError(
+                f"a batch of {size} sets cannot be shared equally among {self.world} processes: choose a multiple of them"
+            )
+        own = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+        return {name: value[own] for name, value in batch.items()}
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.group is not None:
+            dist.barrier()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process raised its flag."""
+        if self.group is None:
+            return flag
+        seen = torch.tensor([float(flag)])
+        if dist.get_backend() == "nccl":
+            seen = seen.cuda()
+        dist.all_reduce(seen, dist.ReduceOp.MAX)
+        return bool(seen.item())

@@ -1,0 +1,39 @@
+"""Random numbers that depend on the seed, the step and the rank alone.
+
+No state of a generator has to be saved, and a run that goes on at step n, on any number of processes, meets the numbers that
+it would have met without stopping.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def mix(*numbers: int) -> int:
+    """One well-mixed 63-bit seed of several numbers (the finaliser of SplitMix64, applied to each in turn).
+
+    >>> mix(0, 1) != mix(1, 0)
+    True
+    """
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return state >> 1
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Set the generators that modules draw from (dropout, slots, partitions) for one step of one rank."""
+    own = mix(seed, step, rank, 1)
+    torch.default_generator.manual_seed(own)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(own)
+    elif device.type == "mps":
+        torch.mps.manual_seed(own)
+
+
+def batch_generator(seed: int, step: int) -> torch.Generator:
+    """The generator that draws the batch of a step: the same on every rank."""
+    return torch.Generator().manual_seed(mix(seed, step, 0, 2))

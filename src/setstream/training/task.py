@@ -1,0 +1,101 @@
+"""What a task brings: data, models by name, a loss and metrics.
+
+    batch(step)  ->  {name: tensor}        drawn from a generator that depends on the seed and the step alone
+    loss         ->  a number              of one batch, through `encode`, which knows the gradient mode
+    evaluate     ->  {name: number}        on held-out data
+
+Nothing else is needed to train, resume, sweep and report.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from setstream.encode import encode
+from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
+from setstream.layout import Sets
+from setstream.model import SetModel
+from setstream.scale import scatter_sets
+
+Batch = dict[str, Any]
+
+
+class Encode:
+    """`ss.encode` with the gradient mode and sizes of a run: encode(encoder, sets) gives z.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2))
+    >>> Encode(gradient="subset", chunk_size=5).sees(torch.randn(2, 100, 3)).shape
+    torch.Size([2, 5, 3])
+    """
+
+    def __init__(
+        self, gradient: str = "full", chunk_size: int = 256, grad_chunks: int = 1, group: ProcessGroup | None = None
+    ) -> None:
+        self.gradient, self.chunk_size, self.grad_chunks, self.group = gradient, chunk_size, grad_chunks, group
+
+    def __call__(self, encoder: SetEncoder, sets: Sets, mask: Tensor | None = None) -> Any:
+        """z of the sets; with `group`, each process encodes its share of them."""
+        if self.group is not None:
+            sets, mask = scatter_sets(sets, mask, self.group), None
+        return encode(
+            encoder,
+            sets,
+            mask,
+            chunk_size=self.chunk_size,
+            gradient=self.gradient,
+            grad_chunks=self.grad_chunks,
+            group=self.group,
+        )
+
+    def sees(self, sets: Tensor) -> Tensor:
+        """The elements of dense sets (B, N, ...) that training looks at: all, or in mode `subset` a random few of each."""
+        size = self.chunk_size * self.grad_chunks
+        if self.gradient != "subset" or size >= sets.shape[1]:
+            return sets
+        chosen = torch.rand(sets.shape[:2]).topk(size, dim=1).indices.to(sets.device)
+        return sets.gather(1, chosen.view(*chosen.shape, *[1] * (sets.dim() - 2)).expand(-1, -1, *sets.shape[2:]))
+
+
+class Task(ABC):
+    """A learning problem over sets. Subclass it, give it a name and five methods, and hand it to a `Trainer`.
+
+    Options of a task are the keyword arguments of its constructor.
+    """
+
+    #: How it is called on the command line.
+    name: ClassVar[str]
+    #: A line for `setstream tasks`.
+    summary: ClassVar[str] = ""
+    #: Its models by name: each a function of keyword options that gives a SetModel.
+    models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
+    #: The metric that says which of two models is better (smaller), for reports.
+    criterion: ClassVar[str] = "loss"
+
+    def build(self, model: str, **options: Any) -> SetModel:
+        """One of the task's models."""
+        if model not in self.models:
+            raise ConfigurationError(f"{self.name} has no model {model!r}: choose one of {', '.join(self.models)}")
+        try:
+            return self.models[model](**options)
+        except TypeError as error:
+            raise ConfigurationError(f"the model {model} does not take these options ({options}): {error}") from error
+
+    @abstractmethod
+    def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
+        """The training batch of a step: tensors or lists with `size` sets each."""
+
+    @abstractmethod
+    def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
+        """The loss of a batch: a mean over its sets."""
+
+    @abstractmethod
+    def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
+        """Metrics on held-out data; `quick` on a part of it, while training goes on."""

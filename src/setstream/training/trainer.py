@@ -1,0 +1,270 @@
+"""The trainer: batches, steps, checkpoints, in a folder that holds everything needed to repeat the run.
+
+    run/config.json          every option
+        environment.json     versions and hardware
+        metrics.jsonl        loss by step, test metrics now and then     (tensorboard/ the same)
+        checkpoints/         the last two                                (failed/ where a loss was not finite)
+        model.safetensors    the weights at the end
+        result.json          the test metrics at the end, and how long it took
+
+A step's random numbers depend on seed and step alone, so a run that was killed and resumed ends with the same weights, bit for
+bit, as one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from setstream.errors import ConfigurationError, NonFiniteError
+from setstream.model import SetModel
+from setstream.training.allocator import keep_freed_memory
+from setstream.training.checkpoint import Checkpoints, save_weights, write_atomically
+from setstream.training.config import TrainConfig
+from setstream.training.processes import Processes, choose_device
+from setstream.training.progress import Progress
+from setstream.training.record import Metrics, environment
+from setstream.training.seeds import batch_generator, seed_step
+from setstream.training.task import Batch, Encode, Task
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended: the step it reached, its test metrics if it is done, and its folder."""
+
+    step: int
+    done: bool
+    metrics: dict[str, float]
+    folder: Path
+
+
+class _Step(nn.Module):
+    """Model and loss as one module, so that DistributedDataParallel sees the forward pass that it wraps."""
+
+    def __init__(self, task: Task, model: SetModel, encode: Encode) -> None:
+        super().__init__()
+        self.model = model
+        self._task, self._encode = task, encode
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        return self._task.loss(self.model, batch, self._encode)
+
+
+class Trainer:
+    """Trains one model of a task in a folder, and goes on where an earlier run in that folder stopped.
+
+    >>> import tempfile
+    >>> from setstream.tasks.clustering import Clustering
+    >>> config = TrainConfig(task="clustering", model="deepsets", steps=3, batch=2, tensorboard=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = Trainer(Clustering(points=32, test_sets=4), config, folder, shown=False).run()
+    >>> result.done, result.step
+    (True, 3)
+    """
+
+    def __init__(self, task: Task, config: TrainConfig, folder: str | Path, *, shown: bool = True) -> None:
+        self.task, self.config, self.folder, self.shown = task, config, Path(folder), shown
+        self.device = choose_device(config.device)
+        self.processes = Processes.join(self.device)
+        if self.processes.world > 1:
+            self.device = choose_device(config.device, self.processes.rank)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        keep_freed_memory()
+        self.checkpoints = Checkpoints(self.folder / "checkpoints")
+        torch.manual_seed(config.seed)
+        self.model = task.build(config.model, **config.model_options).to(self.device)
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        self.optimizer = kind(
+            self._parameter_groups(), config.lr, (config.beta1, config.beta2), fused=self.device.type in ("cpu", "cuda")
+        )
+        self.step = 0
+        self._stop = threading.Event()
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self, *, resume: bool = True) -> Result:
+        """Train to the end, or until interrupted (Ctrl-C or SIGTERM save and stop)."""
+        self._open(resume)
+        config, own = self.config, self.processes
+        group = own.group if config.parallel == "set" else None
+        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group)
+        module: nn.Module = _Step(self.task, self.model, encode)
+        if own.world > 1 and config.parallel == "data":
+            module = DistributedDataParallel(module)
+        metrics = Metrics(self.folder, config.tensorboard, self.step) if own.first else None
+        title = f"{config.task}/{config.model}"
+        losses: list[float] = []
+        began, first = time.monotonic(), self.step
+        self.model.train()
+        with Progress(config.steps, title, self.step, self.shown and own.first) as progress, self._interruptible():
+            while self.step < config.steps and not own.any(self._stop.is_set()):
+                losses.append(self._train_step(module))
+                self.step += 1
+                if self.step % config.log_every == 0 or self.step == config.steps:
+                    mean = sum(losses) / len(losses)
+                    losses.clear()
+                    if metrics is not None:
+                        metrics.write(self.step, "train", {"loss": mean, "lr": config.rate(self.step - 1)})
+                    progress.update(self.step, mean)
+                if self.step % config.checkpoint_every == 0:
+                    self._save()
+                if self.step % config.evaluate_every == 0 and self.step < config.steps:
+                    found = self._evaluate(quick=True)
+                    if metrics is not None:
+                        metrics.write(self.step, "test", found)
+                        progress.say(f"{title}  step {self.step}  {_text(found)}")
+            done = self.step >= config.steps
+            seconds = time.monotonic() - began
+            if not done:
+                self._save()
+                progress.say(f"{title}  stopped at step {self.step}; run it again to go on")
+                if metrics is not None:
+                    metrics.close()
+                return Result(self.step, False, {}, self.folder)
+            final = self._evaluate(quick=False)
+            if metrics is not None:
+                metrics.write(self.step, "final", final)
+                metrics.close()
+                save_weights(self.model, self.folder / "model.safetensors")
+                result = {"step": self.step, "metrics": final, "seconds": seconds, "steps_timed": self.step - first}
+                write_atomically(self.folder / "result.json", json.dumps(result, indent=2))
+                progress.say(f"{title}  done  {_text(final)}")
+        return Result(self.step, True, final, self.folder)
+
+    def _open(self, resume: bool) -> None:
+        """Make the run folder, or go on in it."""
+        options = json.dumps(self.config.to_dict(), indent=2)
+        written = self.folder / "config.json"
+        steps = self.checkpoints.steps()
+        if written.exists() and (steps or not resume):
+            if not resume:
+                raise ConfigurationError(f"{self.folder} already holds a run: resume it, or choose another folder")
+            self._must_match(json.loads(written.read_text()))
+        self.processes.wait()
+        if self.processes.first:
+            (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self.checkpoints.clean()
+            write_atomically(written, options)
+            write_atomically(self.folder / "environment.json", json.dumps(environment(self.device), indent=2))
+        if steps:
+            self.step = int(self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)["step"])
+        self.processes.wait()
+
+    def _must_match(self, before: dict[str, Any]) -> None:
+        """A resumed run must be the same run; how often it logs, where and on how many threads does not matter."""
+        free = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
+        now = self.config.to_dict()
+        differing = [n for n in now if n not in free and json.loads(json.dumps(now[n])) != before.get(n, now[n])]
+        if differing:
+            changes = ", ".join(f"{name}: {before.get(name)!r} before, {now[name]!r} now" for name in differing)
+            raise ConfigurationError(f"{self.folder} holds a run with other options ({changes}): choose another folder")
+
+    def _train_step(self, module: nn.Module) -> float:
+        config, own = self.config, self.processes
+        batch = self.task.batch(self.step, config.batch, batch_generator(config.seed, self.step))
+        if config.parallel == "data":
+            batch = own.share(batch, config.batch)
+        batch = {name: _to(value, self.device) for name, value in batch.items()}
+        # With every set over all processes, all must draw the same; otherwise each has sets, and draws, of its own.
+        seed_step(config.seed, self.step, own.rank if config.parallel == "data" else 0, self.device)
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.rate(self.step)
+        self.optimizer.zero_grad()
+        try:
+            with self._autocast():
+                loss = module(batch)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the loss is {value}")
+        except NonFiniteError as error:
+            place = self._save_failed()
+            raise NonFiniteError(
+                f"at step {self.step}: {error} The state before this step is in {place}; try a smaller learning rate, "
+                "clipping (clip), or a warm-up."
+            ) from error
+        loss.backward()
+        if config.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        self.optimizer.step()
+        return value
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, quick: bool) -> dict[str, float]:
+        """Test metrics, on the first process; the others wait."""
+        found: dict[str, float] = {}
+        if self.processes.first:
+            self.model.eval()
+            with torch.no_grad():
+                found = self.task.evaluate(self.model, quick=quick)
+            self.model.train()
+        self.processes.wait()
+        return found
+
+    def _save(self) -> None:
+        if self.processes.first:
+            self.checkpoints.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
+        self.processes.wait()
+
+    def _save_failed(self) -> Path:
+        failed = Checkpoints(self.folder / "failed")
+        return failed.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
+
+    def _parameter_groups(self) -> list[dict[str, Any]]:
+        """Weight decay is for weights: biases, norms and other vectors are left alone."""
+        decayed = [p for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
+        others = [p for p in self.model.parameters() if p.requires_grad and p.dim() <= 1]
+        groups = [(decayed, self.config.weight_decay), (others, 0.0)]
+        return [{"params": own, "weight_decay": decay} for own, decay in groups if own]
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.config.amp == "none" else torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def _interruptible(self) -> AbstractContextManager[Any]:
+        return _Signals(self._stop)
+
+
+class _Signals:
+    """While it is open, Ctrl-C and SIGTERM ask for a stop after the step; a second Ctrl-C interrupts at once."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self.stop = stop
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.before[number] = signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop.set()
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    return [_to(item, device) for item in value] if isinstance(value, list) else value
+
+
+def _text(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
