@@ -34,6 +34,7 @@ errors = Console(stderr=True)
 
 def run() -> None:
     """Run the command line and turn our errors into messages and exit codes."""
+    sys.path.insert(0, "")  # a task of the user's own, as module:Class, lies where they stand
     try:
         app()
     except NonFiniteError as error:
@@ -179,6 +180,56 @@ def sweep(
     code = run_sweep(read_sweep(file, out), jobs, threads, console)
     if code:
         raise typer.Exit(code)
+
+
+@app.command(epilog="[bold]Example[/bold]\n\nsetstream report runs/clustering --out report.html")
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Turn finished runs into one self-contained HTML page."""
+    from setstream.report import write_report
+
+    with console.status("drawing"):
+        runs = write_report(folders, out)
+    console.print(f"{len(runs)} runs: {out}", highlight=False)
+
+
+BENCHMARKS = ("pooling", "step", "memory", "variance")
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\nsetstream bench pooling\n\nsetstream bench memory --sizes 1000 100000 --modes full exact",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="pooling, step, memory or variance.")],
+    folder: Annotated[Path, typer.Option(help="Where the benchmarks are: in a checkout of setstream.")] = Path("benchmarks"),
+) -> None:
+    """Run one of the benchmarks; further options are its own."""
+    import subprocess
+
+    script = folder / f"{name}.py"
+    if name not in BENCHMARKS or not script.is_file():
+        raise ConfigurationError(
+            f"there is no benchmark {script}: choose one of {', '.join(BENCHMARKS)}, and run this in a checkout of setstream"
+        )
+    code = subprocess.run([sys.executable, str(script), *context.args], check=False).returncode
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command(epilog="[bold]Example[/bold]\n\nsetstream demo --out out/demo --seed 7")
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the figure, the animation and the report.")] = Path("out/demo"),
+    seed: Annotated[int, typer.Option(help="Which set is drawn.")] = 3,
+    points: Annotated[int, typer.Option(help="Points in the set.", min=16)] = 512,
+) -> None:
+    """Stream one set in four orders through two trained models, and see who minds."""
+    from setstream.cli.demo import run_demo
+
+    run_demo(out, seed, points, console)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -58,11 +59,27 @@ def mlp(widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*(module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())))
 
 
-def assemble(
-    pool: Pool, body: nn.Module, clusters: int, dim: int, *, width: int = WIDTH, phi_layers: int = 1, per_slot: bool
-) -> SetModel:
-    """phi, a pool, and a head that ends in a mixture."""
-    phi = mlp([dim, *[width] * phi_layers])
+class FourierFeatures(nn.Module):
+    """x and the sines and cosines of learned frequencies: (M, dim) to (M, dim + 2 count).
+
+    Their mean over a set is its empirical characteristic function, which tells mixtures apart at every scale, where a plain
+    network learns coarse shapes long before fine ones.
+    """
+
+    def __init__(self, dim: int, count: int, scale: float) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.randn(dim, count) * scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[x, sin(x F), cos(x F)]."""
+        angles = x @ self.frequencies
+        return torch.cat([x, angles.sin(), angles.cos()], dim=-1)
+
+
+def assemble(pool: Pool, body: nn.Module, clusters: int, dim: int, *, per_slot: bool, phi: nn.Module | None = None) -> SetModel:
+    """phi (one layer unless given), a pool, and a head that ends in a mixture."""
+    width = pool.in_dim or WIDTH
+    phi = mlp([dim, width]) if phi is None else phi
     return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=per_slot))
 
 
@@ -131,16 +148,21 @@ def ours(
     dim: int = 2,
     num_slots: int = 16,
     width: int = WIDTH,
-    phi_layers: int = 3,
+    phi_layers: int = 2,
+    frequencies: int = 64,
+    frequency_scale: float = 1.0,
     sabs: int = 2,
     slots: str = "learned",
     heads: int = HEADS,
 ) -> SetModel:
-    """More slots, a deeper phi, SABs with layer norm, and pooling by attention to the components."""
+    """Fourier features, a deeper phi, more slots, SABs with layer norm, and pooling by attention to the components."""
+    wide = dim + 2 * frequencies
+    first = [FourierFeatures(dim, frequencies, frequency_scale)] if frequencies else []
+    phi = nn.Sequential(*first, mlp([wide, *[width] * phi_layers]))
     pool = UMBC(width, num_slots, width, width, heads, slots=slots, slot_residual=True, norm_after=True)
     blocks = [SAB(width, heads, layer_norm=True) for _ in range(sabs)]
     body = nn.Sequential(*blocks, PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
-    return assemble(pool, body, clusters, dim, width=width, phi_layers=phi_layers, per_slot=True)
+    return assemble(pool, body, clusters, dim, per_slot=True, phi=phi)
 
 
 class Masked(nn.Module):

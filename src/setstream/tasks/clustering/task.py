@@ -82,6 +82,7 @@ class Clustering(Task):
             ]
         return self._tests
 
+    @torch.no_grad()
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """NLL, oracle and gap; of models that are not consistent, given chunks, and beside it given whole sets."""
         tests = self.tests()[: max(1, len(self.tests()) // 5)] if quick else self.tests()
@@ -95,6 +96,7 @@ class Clustering(Task):
             found["nll_whole"] = float(torch.cat(whole).mean())
         return found
 
+    @torch.no_grad()
     def predict(self, model: SetModel, points: Tensor) -> DiagonalMixture:
         """The mixtures of sets of points, given chunk by chunk."""
         z = encode(model.encoder, points.to(_device(model)), chunk_size=self.test_chunk, gradient="none")

@@ -1,0 +1,47 @@
+"""The first minutes: two trained models, one set, four streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from setstream.report.clustering import add_streams, disagreement, save, stream_ends
+from setstream.report.page import Page
+from setstream.tasks.clustering import Clustering, pretrained, sample
+from setstream.tasks.clustering.streams import STREAMS
+
+MODELS = ("umbc+set-transformer", "set-transformer")
+
+
+def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
+    """Write figure, animation and report, and say what they show."""
+    out.mkdir(parents=True, exist_ok=True)
+    models = {name: pretrained(name) for name in MODELS}
+    drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
+    rows = Table("model", *(f"{kind} stream" for kind in STREAMS), "disagreement", box=None, title=f"NLL of {points} points")
+    for name, ends in stream_ends(models, drawn).items():
+        nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
+        rows.add_row(name, *nlls, f"{disagreement(ends, drawn.points):.1e}")
+    console.print(rows)
+    console.print(f"the oracle, who knows the true mixture: {float(drawn.oracle()):.3f}\n")
+    page = Page("One set, four streams")
+    with console.status("drawing figure and animation"):
+        figure, gif = add_streams(page, models, seed, points)
+        figure.savefig(out / "streams.png", dpi=110)
+        save(gif, out / "streams.gif")
+    with console.status("testing both models on 200 sets"):
+        task = Clustering(test_sets=200)
+        found = {name: task.evaluate(model) for name, model in models.items()}
+    tests = [[name, *(f"{found[name].get(key, float('nan')):.3f}" for key in ("nll", "oracle", "gap"))] for name in models]
+    page.section("On 200 sets of 1,024 points, in chunks of 8")
+    page.table(["model", "NLL", "oracle", "gap"], tests)
+    page.write(out / "report.html")
+    summary = Table("model", "NLL", "oracle", "gap", box=None, title="200 sets of 1,024 points, in chunks of 8")
+    for row in tests:
+        summary.add_row(*row)
+    console.print(summary)
+    for what, file in (("figure", "streams.png"), ("animation", "streams.gif"), ("report", "report.html")):
+        console.print(f"{what:10s} {out / file}", highlight=False)

@@ -1,0 +1,84 @@
+"""One self-contained HTML page: text, tables and pictures, no file beside it and nothing from other hosts."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE = """
+:root { color-scheme: light dark; --line: #8884; --dim: #777; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); }
+caption, .note { color: var(--dim); text-align: left; }
+img { max-width: 100%; background: white; }
+code { background: #8882; padding: 0 .25em; }
+"""
+
+
+class Page:
+    """A report that grows section by section.
+
+    >>> page = Page("Numbers")
+    >>> page.section("Primes")
+    >>> page.table(["n", "prime"], [["2", "yes"], ["4", "no"]])
+    >>> "<td>yes</td>" in page.html()
+    True
+    """
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.parts: list[str] = []
+
+    def section(self, title: str) -> None:
+        """Begin a section."""
+        self.parts.append(f"<h2>{html.escape(title)}</h2>")
+
+    def text(self, text: str) -> None:
+        """A paragraph."""
+        self.parts.append(f"<p>{html.escape(text)}</p>")
+
+    def code(self, text: str) -> None:
+        """A command or file as it is."""
+        self.parts.append(f"<pre><code>{html.escape(text)}</code></pre>")
+
+    def table(self, columns: list[str], rows: list[list[str]], note: str = "") -> None:
+        """A table of texts."""
+        head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        self.parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+        if note:
+            self.parts.append(f'<p class="note">{html.escape(note)}</p>')
+
+    def figure(self, figure: Figure, about: str) -> None:
+        """A matplotlib figure."""
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=110)
+        self.picture(buffer.getvalue(), "png", about)
+
+    def picture(self, content: bytes, kind: str, about: str) -> None:
+        """A picture: png or gif."""
+        data = base64.b64encode(content).decode()
+        self.parts.append(f'<figure><img alt="{html.escape(about)}" src="data:image/{kind};base64,{data}">')
+        self.parts.append(f'<figcaption class="note">{html.escape(about)}</figcaption></figure>')
+
+    def html(self) -> str:
+        """The page."""
+        title = html.escape(self.title)
+        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+        return (
+            f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body><h1>{title}</h1>'
+            + "\n".join(self.parts)
+            + "</body></html>"
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the page to a file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.html(), encoding="utf-8")

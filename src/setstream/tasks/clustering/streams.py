@@ -1,0 +1,48 @@
+"""The four ways in which the paper streams a set, and what a model says along the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from setstream.model import SetModel
+from setstream.tasks.clustering.mixtures import DiagonalMixture
+
+STREAMS = ("single point", "class", "chunk", "one each")
+CHUNK = 8
+
+
+def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
+    """The chunks of one set, as lists of positions; labels (N,) say which component each point is of.
+
+        single point   one at a time, in random order
+        class          all of a class at once, class after class
+        chunk          eight at a time, in random order
+        one each       one of each class at a time, as long as there are any
+
+    >>> [chunk.tolist() for chunk in stream_order("class", torch.tensor([1, 0, 1]))]
+    [[1], [0, 2]]
+    """
+    if kind not in STREAMS:
+        raise ValueError(f"unknown stream {kind!r}: choose one of {', '.join(STREAMS)}")
+    shuffled = torch.randperm(len(labels), generator=generator)
+    if kind == "single point":
+        return list(shuffled.split(1))
+    if kind == "chunk":
+        return list(shuffled.split(CHUNK))
+    classes = [shuffled[labels[shuffled] == own] for own in labels.unique()]
+    if kind == "class":
+        return [own.sort().values for own in classes]
+    longest = max(len(own) for own in classes)
+    return [torch.stack([own[turn] for own in classes if turn < len(own)]) for turn in range(longest)]
+
+
+@torch.no_grad()
+def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> Iterator[DiagonalMixture]:
+    """What the model says of one set (N, D) after each chunk."""
+    stream = model.stream()
+    for chunk in chunks:
+        stream.update(points[chunk].unsqueeze(0))
+        yield stream.predict()

@@ -1,0 +1,142 @@
+"""The command line: help with examples, exit codes, runs, sweeps that resume."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from setstream.cli.app import app, run
+
+SMALL = ["-o", "task.points=32", "-o", "task.test_sets=4", "-o", "task.test_points=16", "-o", "tensorboard=false"]
+COMMANDS = ("train", "evaluate", "sweep", "tasks", "models", "report", "bench", "demo")
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def code_of(*arguments):
+    """The exit code and the error text of the program itself."""
+    done = subprocess.run([sys.executable, "-m", "setstream.cli", *arguments], capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_helps(command):
+    done = call(command, "--help")
+    assert done.exit_code == 0
+    assert "Usage" in done.output
+
+
+def test_examples_are_in_the_help():
+    assert "umbc+set-transformer --out runs/umbc" in call("train", "--help").output.replace("\n", " ").replace("  ", " ")
+
+
+def test_tasks_and_models_are_listed():
+    assert "clustering" in call("tasks").output
+    output = call("models", "clustering").output
+    assert "umbc+set-transformer" in output
+    assert "set-transformer" in output
+
+
+def test_train_and_evaluate(tmp_path):
+    out = str(tmp_path / "run")
+    done = call("train", "clustering", "deepsets", "--steps", "5", "--out", out, *SMALL)
+    assert done.exit_code == 0, done.output
+    found = json.loads(call("evaluate", out, "--json").output)
+    assert found == pytest.approx(json.loads((tmp_path / "run" / "result.json").read_text())["metrics"])
+    other = json.loads(call("evaluate", out, "--json", "-o", "task.test_seed=5").output)
+    assert other["oracle"] != found["oracle"]
+
+
+def test_flags_win_over_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'task = "clustering"\nmodel = "sse"\nsteps = 50\n[task_options]\npoints = 32\ntest_sets = 4\ntest_points = 8\n'
+    )
+    out = tmp_path / "run"
+    done = call("train", "--config", str(file), "--steps", "3", "--out", str(out), "-o", "tensorboard=false")
+    assert done.exit_code == 0, done.output
+    written = json.loads((out / "config.json").read_text())
+    assert (written["steps"], written["model"], written["task_options"]["points"]) == (3, "sse", 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "clustering"], "needs model"),
+        (["train", "clustering", "resnet"], "no model 'resnet'"),
+        (["train", "sorting", "deepsets"], "unknown task"),
+        (["train", "clustering", "deepsets", "--gradient", "some"], "gradient must be one of"),
+        (["train", "clustering", "deepsets", "-o", "lr"], "NAME=VALUE"),
+        (["train", "clustering", "deepsets", "-o", "task.colour=3"], "does not take these options"),
+        (["evaluate", "nowhere"], "no run folder"),
+        (["sweep", "nowhere.toml"], "no configuration file"),
+    ],
+)
+def test_wrong_options_give_exit_code_two_and_a_message(arguments, message, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["setstream", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        run()
+    assert exit_.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_unknown_command_is_an_error():
+    assert call("fly").exit_code == 2
+
+
+def test_an_interrupted_run_exits_with_130_and_goes_on(tmp_path):
+    out = tmp_path / "run"
+    options = ["train", "clustering", "deepsets", "--steps", "100000", "--out", str(out), *SMALL, "-o", "log_every=10"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "setstream.cli", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert list((out / "checkpoints").glob("step-*"))
+    assert call("evaluate", str(out), "--json").exit_code == 0  # a checkpoint can be tested, too
+
+
+def test_a_sweep_skips_what_is_done_resumes_the_rest_and_reports_failures(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        '[defaults]\ntask = "clustering"\nsteps = 4\ntensorboard = false\n'
+        "[defaults.task_options]\npoints = 32\ntest_sets = 4\ntest_points = 8\n"
+        '[[runs]]\nname = "good"\nmodel = "deepsets"\n[[runs]]\nname = "bad"\nmodel = "resnet"\n'
+    )
+    done = call("sweep", str(file), "--out", str(tmp_path / "runs"), "--jobs", "2")
+    assert done.exit_code == 1, done.output
+    assert "bad failed" in done.output
+    stamp = os.stat(tmp_path / "runs" / "good" / "result.json").st_mtime_ns
+    file.write_text(file.read_text().replace("resnet", "sse"))
+    done = call("sweep", str(file), "--out", str(tmp_path / "runs"))
+    assert done.exit_code == 0, done.output
+    assert "1 already done" in done.output
+    assert os.stat(tmp_path / "runs" / "good" / "result.json").st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[defaults]\n", "must hold"),
+        ('[[runs]]\nmodel = "sse"\n', "needs a name"),
+        ('[[runs]]\nname = "a"\ntask = "t"\nmodel = "sse"\n[[runs]]\nname = "a"\ntask = "t"\nmodel = "sse"\n', "given twice"),
+    ],
+)
+def test_a_sweep_file_that_cannot_be_says_why(tmp_path, text, message):
+    (tmp_path / "sweep.toml").write_text(text)
+    code, error = code_of("sweep", str(tmp_path / "sweep.toml"))
+    assert code == 2
+    assert message in " ".join(error.split())

@@ -1,0 +1,201 @@
+"""The trainer: bit-for-bit resuming, interruption, loss that is not finite, folders that hold another run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from setstream.errors import ConfigurationError, NonFiniteError
+from setstream.tasks.clustering import Clustering
+from setstream.training import TrainConfig, Trainer
+from setstream.training.checkpoint import Checkpoints
+from setstream.training.record import read_metrics
+
+
+def config(**options):
+    standard = {"steps": 60, "batch": 2, "checkpoint_every": 7, "log_every": 5, "evaluate_every": 25, "tensorboard": False}
+    return TrainConfig("clustering", options.pop("model", "umbc+set-transformer"), **(standard | options))
+
+
+def task(**options):
+    return Clustering(**({"points": 32, "test_points": 16, "test_sets": 4} | options))
+
+
+def train(folder, **options):
+    return Trainer(task(), config(**options), folder, shown=False).run()
+
+
+def weights(folder):
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def assert_same_weights(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_a_run_folder_holds_everything(tmp_path):
+    result = train(tmp_path, tensorboard=True)
+    assert result.done
+    assert set(result.metrics) >= {"nll", "oracle", "gap"}
+    for name in ("config.json", "environment.json", "metrics.jsonl", "model.safetensors", "result.json", "tensorboard"):
+        assert (tmp_path / name).exists(), name
+    assert [line["step"] for line in read_metrics(tmp_path, "train")] == list(range(5, 61, 5))
+    assert [line["step"] for line in read_metrics(tmp_path, "test")] == [25, 50]
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [49, 56]
+    again = TrainConfig.from_dict(json.loads((tmp_path / "config.json").read_text()))
+    assert again == config(tensorboard=True)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        train(tmp_path / name, seed=seed, steps=10)
+    assert_same_weights(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert any(not torch.equal(x, weights(tmp_path / "c")[name]) for name, x in weights(tmp_path / "a").items())
+
+
+def kill_at_random_moments(folder, kills, make, rng):
+    """Fork children that train, kill them with SIGKILL, and let the last one finish."""
+    survived = 0
+    while survived < kills:
+        child = os.fork()
+        if child == 0:
+            try:
+                make(folder)
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0.0, 0.35))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        survived += 1
+        if (folder / "result.json").exists():
+            return survived
+    child = os.fork()
+    if child == 0:
+        try:
+            make(folder)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return survived
+
+
+@pytest.mark.parametrize("gradient", ["unbiased", "importance"])
+def test_killing_and_resuming_gives_the_same_weights_bit_for_bit(tmp_path, gradient):
+    """Twenty SIGKILLs at random moments over both modes, each run long enough that none of them comes too late."""
+    script = f"""
+import random, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})
+import torch
+torch.set_num_threads(1)
+from tests.training.test_trainer import kill_at_random_moments, train
+from pathlib import Path
+folder = Path({str(tmp_path)!r})
+print(kill_at_random_moments(folder / "killed", 10, lambda f: train(f, steps=400, gradient={gradient!r}), random.Random(3)))
+train(folder / "whole", steps=400, gradient={gradient!r})
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split()[0]) >= 5
+    assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+    assert (tmp_path / "killed" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+
+
+def test_ctrl_c_saves_and_the_run_goes_on(tmp_path):
+    trainer = Trainer(task(), config(steps=200, checkpoint_every=1000), tmp_path / "a", shown=False)
+    losses = trainer.task.loss
+
+    def loss(model, batch, encode):
+        if trainer.step == 33:
+            os.kill(os.getpid(), signal.SIGINT)
+        return losses(model, batch, encode)
+
+    trainer.task.loss = loss
+    result = trainer.run()
+    assert not result.done
+    assert result.step == 34
+    assert Checkpoints(tmp_path / "a" / "checkpoints").steps() == [34]
+    assert train(tmp_path / "a", steps=200, checkpoint_every=1000).done
+    train(tmp_path / "b", steps=200, checkpoint_every=1000)
+    assert_same_weights(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_step_and_a_saved_state(tmp_path):
+    trainer = Trainer(task(), config(), tmp_path, shown=False)
+    losses = trainer.task.loss
+    trainer.task.loss = lambda model, batch, encode: losses(model, batch, encode) * (float("nan") if trainer.step == 12 else 1)
+    with pytest.raises(NonFiniteError, match="at step 12.*failed"):
+        trainer.run()
+    assert Checkpoints(tmp_path / "failed").steps() == [12]
+    saved = load_file(tmp_path / "failed" / "step-00000012" / "weights.safetensors")
+    assert all(torch.isfinite(tensor).all() for tensor in saved.values())
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path):
+    train(tmp_path, steps=10)
+    with pytest.raises(ConfigurationError, match="other options.*lr: 0.001 before, 0.01 now"):
+        train(tmp_path, steps=10, lr=0.01)
+    with pytest.raises(ConfigurationError, match="already holds a run"):
+        Trainer(task(), config(steps=10), tmp_path, shown=False).run(resume=False)
+    assert train(tmp_path, steps=10, log_every=3).done  # how often it logs is free
+
+
+def test_weight_decay_leaves_biases_and_norms_alone(tmp_path):
+    trainer = Trainer(task(), config(optimizer="adamw", weight_decay=0.1), tmp_path, shown=False)
+    decayed, others = trainer.optimizer.param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert others["weight_decay"] == 0.0
+    assert all(p.dim() > 1 for p in decayed["params"])
+    assert all(p.dim() <= 1 for p in others["params"])
+
+
+@pytest.mark.parametrize(
+    "options", [{"amp": "bf16"}, {"clip": 0.1}, {"schedule": "cosine", "warmup": 3}, {"gradient": "exact"}]
+)
+def test_options_train(tmp_path, options):
+    assert train(tmp_path, steps=6, **options).done
+
+
+def test_a_device_that_is_not_there_is_an_error(tmp_path):
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="no CUDA device"):
+            train(tmp_path, device="cuda")
+
+
+@pytest.mark.parametrize("parallel", ["data", "set"])
+def test_two_processes_train_as_one(tmp_path, parallel):
+    """Under torchrun, with the full gradient and slots that are not random: the weights of one process, to float accuracy."""
+    options = ["--steps", "8", "--batch", "4", "--gradient", "exact", "-o", "chunk_size=16", "-o", "model.slots=learned"]
+    options += [
+        "-o",
+        "task.points=32",
+        "-o",
+        "task.test_sets=4",
+        "-o",
+        "task.test_points=16",
+        "-o",
+        "tensorboard=false",
+        "-o",
+        "log_every=8",
+    ]
+    command = ["-m", "setstream.cli", "train", "clustering", "umbc+set-transformer", *options]
+    for ranks, folder in ((1, "one"), (2, "two")):
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        arguments = [*launch, *command, "--out", str(tmp_path / folder), "--parallel", parallel]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200, env=environment)
+        assert done.returncode == 0, done.stderr[-3000:]
+    # Not the weights: some have a gradient of exactly zero (a bias on all logits), whose rounding error Adam blows up.
+    losses = [[line["loss"] for line in read_metrics(tmp_path / folder, "train")] for folder in ("one", "two")]
+    results = [json.loads((tmp_path / folder / "result.json").read_text())["metrics"]["nll"] for folder in ("one", "two")]
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
+    if parallel == "set":  # otherwise the first process reports the loss of its own sets
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
