@@ -20,8 +20,8 @@ test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep p
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 	HYPOTHESIS_PROFILE=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/laws
 
-demo: $(STAMP)  ## one set in four orders and chunkings; writes out/demo.png
-	$(BIN)/python examples/demo.py --out out/demo.png
+demo: $(STAMP)  ## one set in four streams through two trained models; writes out/demo
+	$(BIN)/setstream demo --out out/demo
 
 lint: $(STAMP)  ## ruff (style, imports, docstrings) and mypy --strict
 	$(BIN)/ruff check .

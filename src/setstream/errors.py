@@ -57,3 +57,7 @@ class StateFormatError(SetstreamError, ValueError):
 
 class LawViolation(SetstreamError, AssertionError):
     """A check of `setstream.testing` measured that an encoder breaks a law."""
+
+
+class DataError(SetstreamError, ValueError):
+    """A file of elements is missing, cut off, or holds something else than its place requires."""

@@ -9,10 +9,11 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 import setstream as ss
 from setstream import testing
 from setstream.errors import ConfigurationError
-from setstream.tasks.clustering import Clustering, DiagonalMixture, sample
+from setstream.tasks.clustering import Clustering, DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.classical import em_nll
 from setstream.tasks.clustering.mixtures import log_likelihood, negative_log_likelihood
 from setstream.tasks.clustering.models import MODELS
+from setstream.tasks.clustering.pretrained import available, file_of
 from setstream.tasks.clustering.streams import STREAMS, predictions, stream_order
 from setstream.training import Encode
 
@@ -137,3 +138,14 @@ def test_a_model_of_the_task_is_an_ordinary_set_model():
     stream = model.stream()
     stream.update(torch.randn(1, 10, 2))
     assert stream.predict().log_prob(torch.zeros(1, 1, 2)).shape == (1, 1)
+
+
+def test_shipped_models_are_trained_and_small():
+    assert available() == ["set-transformer", "umbc+set-transformer"]
+    assert sum(file_of(name).stat().st_size for name in available()) < 2 * 2**20
+    task = Clustering(test_sets=100)
+    gaps = {name: task.evaluate(pretrained(name))["gap"] for name in available()}
+    assert gaps["umbc+set-transformer"] < 0.35
+    assert gaps["set-transformer"] > 1.0  # given chunks
+    with pytest.raises(ConfigurationError, match="no weights of 'sse'"):
+        pretrained("sse")

@@ -150,7 +150,7 @@ def ours(
     width: int = WIDTH,
     phi_layers: int = 2,
     frequencies: int = 64,
-    frequency_scale: float = 1.0,
+    frequency_scale: float = 0.5,
     sabs: int = 2,
     slots: str = "learned",
     heads: int = HEADS,

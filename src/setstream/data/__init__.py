@@ -1,0 +1,25 @@
+"""Where sets come from: memory, numpy, HDF5, torch, Parquet, Arrow, Zarr, folders of images."""
+
+from setstream.data.dataset import SetBatch, SetDataset, SetLoader
+from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
+from setstream.data.parquet import ParquetSets, ParquetSource
+from setstream.data.recognise import open_sets as open
+from setstream.data.recognise import open_source
+from setstream.data.source import ArraySource, SetSource
+
+__all__ = [
+    "ArraySource",
+    "H5Source",
+    "ImageFolderSource",
+    "NpySource",
+    "ParquetSets",
+    "ParquetSource",
+    "SetBatch",
+    "SetDataset",
+    "SetLoader",
+    "SetSource",
+    "TorchSource",
+    "ZarrSource",
+    "open",
+    "open_source",
+]

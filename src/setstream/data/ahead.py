@@ -1,0 +1,37 @@
+"""Read ahead: the next pieces are fetched by a thread while the current one is worked on.
+
+Reading waits for the disk, and copies without holding Python's lock, so one thread is enough to hide it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
+    """The results of the calls, in order; up to `ahead` of them are under way before they are asked for.
+
+    >>> list(read_ahead([lambda n=n: n * n for n in range(4)], ahead=2))
+    [0, 1, 4, 9]
+    """
+    if ahead < 1:
+        for call in reads:
+            yield call()
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="setstream-read") as pool:
+        waiting: deque[Future[T]] = deque()
+        try:
+            for call in reads:
+                waiting.append(pool.submit(call))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

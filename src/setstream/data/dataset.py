@@ -1,0 +1,234 @@
+"""SetDataset: many sources with ids, labels and splits.
+
+data = ss.data.open("slides/")                                   recognise what is there
+train, test = data.split("splits.csv"), ...                      CLAM's case_id,slide_id,label; or stratified, by seed
+for batch in SetLoader(train, batch=4, chunk_size=256): ...      batch.sets goes into ss.encode as it is
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.data.ahead import read_ahead
+from setstream.data.source import Pieces, SetSource
+from setstream.errors import ConfigurationError, DataError
+from setstream.partition import Chunks
+
+ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
+LABEL_COLUMNS = ("label", "target", "class", "y")
+
+
+class SetDataset(Sequence[SetSource]):
+    """Sources in order, each with its id and label.
+
+    >>> from setstream.data import ArraySource
+    >>> data = SetDataset([ArraySource(torch.randn(n, 3), id=f"s{n}", label=n % 2) for n in (5, 0, 7, 8)])
+    >>> [len(source) for source in data], data.labels
+    ([5, 0, 7, 8], [1, 0, 1, 0])
+    """
+
+    def __init__(self, sources: Sequence[SetSource]) -> None:
+        self.sources = list(sources)
+        names = [source.id for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            raise DataError(f"ids of sets must differ; {twice[:5]} appear more than once")
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    def __getitem__(self, index: Any) -> Any:
+        return SetDataset(self.sources[index]) if isinstance(index, slice) else self.sources[index]
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids."""
+        return [source.id for source in self.sources]
+
+    @property
+    def labels(self) -> list[Any]:
+        """The labels."""
+        return [source.label for source in self.sources]
+
+    def select(self, ids: Sequence[str]) -> SetDataset:
+        """The sets of some ids, in that order."""
+        known = {source.id: source for source in self.sources}
+        missing = [name for name in ids if name not in known]
+        if missing:
+            raise DataError(f"there are no sets {missing[:5]}{' ...' if len(missing) > 5 else ''} among {len(known)}")
+        return SetDataset([known[name] for name in ids])
+
+    def with_labels(self, path: str | Path, *, missing: str = "error") -> SetDataset:
+        """Labels from a CSV with a column of ids and one of labels; missing: error, or drop sets that it does not name."""
+        rows = read_csv(Path(path))
+        ids, labels = _column(rows, ID_COLUMNS, path), _column(rows, LABEL_COLUMNS, path)
+        table = dict(zip(ids, map(_number, labels), strict=True))
+        unnamed = [source.id for source in self.sources if source.id not in table]
+        if unnamed and missing == "error":
+            raise DataError(
+                f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; missing='drop' drops them"
+            )
+        kept = [source for source in self.sources if source.id in table]
+        for source in kept:
+            source.label = table[source.id]
+        return SetDataset(kept)
+
+    def split(self, path: str | Path) -> dict[str, SetDataset]:
+        """Splits from a CSV: columns train, val, test that list ids (CLAM), or a column `split` beside the ids."""
+        rows = read_csv(Path(path))
+        names = list(rows[0]) if rows else []
+        listed = [name for name in ("train", "val", "test") if name in names]
+        if listed:
+            return {name: self.select([row[name] for row in rows if row[name]]) for name in listed}
+        if "split" in names:
+            ids = _column(rows, ID_COLUMNS, path)
+            kinds = dict.fromkeys(row["split"] for row in rows)
+            pairs = list(zip(ids, rows, strict=True))
+            return {kind: self.select([name for name, row in pairs if row["split"] == kind]) for kind in kinds}
+        raise DataError(f"{path}: has neither columns train, val, test nor a column split; its columns are {names}")
+
+    def stratified(self, *shares: float, seed: int = 0) -> list[SetDataset]:
+        """Random splits in which every label has its share, the same for the same seed.
+
+        >>> from setstream.data import ArraySource
+        >>> data = SetDataset([ArraySource(torch.zeros(1, 1), id=str(n), label=n % 2) for n in range(20)])
+        >>> [sum(part.labels) for part in data.stratified(0.5, 0.5)]
+        [5, 5]
+        """
+        if not shares or min(shares) <= 0 or sum(shares) > 1 + 1e-9:
+            raise ConfigurationError(f"shares are positive and sum to at most one; got {shares}")
+        groups: dict[Any, list[int]] = {}
+        for number, label in enumerate(self.labels):
+            groups.setdefault(label, []).append(number)
+        parts: list[list[int]] = [[] for _ in shares]
+        generator = np.random.default_rng(seed)
+        for label in sorted(groups, key=str):
+            order = generator.permutation(groups[label])
+            bounds = np.round(np.cumsum([0.0, *shares]) * len(order)).astype(int)
+            for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
+                part.extend(order[low:high].tolist())
+        return [SetDataset([self.sources[number] for number in sorted(part)]) for part in parts]
+
+    def check(self, skip_bad: bool = False) -> tuple[SetDataset, list[str]]:
+        """Open every set: all must have elements of one shape. Gives the good ones and what is wrong with the others."""
+        good: list[SetSource] = []
+        problems: list[str] = []
+        shape: tuple[int, ...] | None = None
+        for source in self.sources:
+            try:
+                size, own = len(source), source.shape
+                if size and shape is None:
+                    shape = own
+                if size and own != shape:
+                    raise DataError(f"{source.id}: elements are {own}; those of the sets before are {shape}")
+            except DataError as error:
+                if not skip_bad:
+                    raise
+                problems.append(str(error))
+            else:
+                good.append(source)
+        return SetDataset(good), problems
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column name."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) -> list[str]:
+    columns = list(rows[0]) if rows else []
+    chosen = next((name for name in names if name in columns), None)
+    if chosen is None:
+        raise DataError(f"{path}: has none of the columns {', '.join(names)}; its columns are {columns}")
+    return [row[chosen] for row in rows]
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True)
+class SetBatch:
+    """Some sets: `sets` goes into `ss.encode`, labels beside it."""
+
+    sets: Chunks
+    labels: list[Any]
+    ids: list[str]
+
+
+class _Together:
+    """Chunk j of every set of a batch, for each j, as lists; ends with the longest set."""
+
+    def __init__(self, pieces: list[Pieces], shape: tuple[int, ...], dtype: torch.dtype, ahead: int) -> None:
+        self.pieces, self.ahead = pieces, ahead
+        self.nothing = torch.empty(0, *shape, dtype=dtype)
+
+    def _read(self, number: int) -> list[Tensor]:
+        return [own.piece(number) if number < len(own) else self.nothing for own in self.pieces]
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        count = max(1, *(len(own) for own in self.pieces))
+        return read_ahead((partial(self._read, number) for number in range(count)), self.ahead)
+
+
+class SetLoader:
+    """Batches of sets from their files, in chunks that are read ahead; each epoch in another order, by seed.
+
+    partition: contiguous, blocks (contiguous blocks in random order; the default while shuffling) or random.
+
+    >>> import setstream as ss
+    >>> from setstream.data import ArraySource
+    >>> data = SetDataset([ArraySource(torch.randn(n, 3), id=str(n), label=n) for n in (5, 9, 70)])
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2))
+    >>> for batch in SetLoader(data, batch=2, chunk_size=16):
+    ...     z = ss.encode(encoder, batch.sets, gradient="exact")
+    """
+
+    def __init__(
+        self,
+        dataset: SetDataset,
+        batch: int = 1,
+        chunk_size: int = 256,
+        *,
+        shuffle: bool = False,
+        partition: str | None = None,
+        seed: int = 0,
+        ahead: int = 2,
+    ) -> None:
+        if batch < 1:
+            raise ConfigurationError(f"a batch has at least one set; got {batch}")
+        self.dataset, self.batch, self.chunk_size, self.shuffle = dataset, batch, chunk_size, shuffle
+        self.partition = partition or ("blocks" if shuffle else "contiguous")
+        self.seed, self.ahead, self.epoch = seed, ahead, 0
+
+    def __len__(self) -> int:
+        return -(-len(self.dataset) // self.batch)
+
+    def __iter__(self) -> Iterator[SetBatch]:
+        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) % 2**63)
+        self.epoch += 1
+        order = torch.randperm(len(self.dataset), generator=generator) if self.shuffle else torch.arange(len(self.dataset))
+        for numbers in order.split(self.batch):
+            yield self.collate([self.dataset.sources[number] for number in numbers.tolist()], generator)
+
+    def collate(self, sources: list[SetSource], generator: torch.Generator | None = None) -> SetBatch:
+        """Some sources as one batch."""
+        pieces = [source.chunks(self.chunk_size, self.partition, generator=generator) for source in sources]
+        full = next((source for source in sources if len(source)), sources[0])
+        chunks = Chunks(_Together(pieces, full.shape, full.dtype, self.ahead))
+        return SetBatch(chunks, [source.label for source in sources], [source.id for source in sources])
