@@ -34,10 +34,11 @@ MAY_IMPORT = {
     "pools": set(),
     "nn": set(),
     "testing": set(),
-    "training": set(),
-    "tasks": {"pools", "nn", "training"},
-    "report": {"pools", "nn", "training", "tasks"},
-    "cli": {"training", "tasks", "report"},
+    "data": set(),
+    "training": {"data"},
+    "tasks": {"pools", "nn", "data", "training"},
+    "report": {"pools", "nn", "data", "training", "tasks"},
+    "cli": {"data", "training", "tasks", "report"},
 }
 
 

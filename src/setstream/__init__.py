@@ -5,7 +5,7 @@
 See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool, `State` for what is kept.
 """
 
-from setstream import errors, nn, testing
+from setstream import data, errors, nn, testing
 from setstream.encode import encode
 from setstream.encoder import SetEncoder
 from setstream.model import SetModel
@@ -33,6 +33,7 @@ __all__ = [
     "SetModel",
     "SetStream",
     "State",
+    "data",
     "encode",
     "errors",
     "nn",
