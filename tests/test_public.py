@@ -35,10 +35,11 @@ MAY_IMPORT = {
     "nn": set(),
     "testing": set(),
     "data": set(),
-    "training": {"data"},
-    "tasks": {"pools", "nn", "data", "training"},
-    "report": {"pools", "nn", "data", "training", "tasks"},
-    "cli": {"data", "training", "tasks", "report"},
+    "scale": {"data"},
+    "training": {"data", "scale"},
+    "tasks": {"pools", "nn", "data", "scale", "training"},
+    "report": {"pools", "nn", "data", "scale", "training", "tasks"},
+    "cli": {"data", "scale", "training", "tasks", "report"},
 }
 
 

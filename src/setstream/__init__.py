@@ -14,6 +14,7 @@ from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel
 from setstream.scale import scatter_sets
 from setstream.state import State
+from setstream.store import StateStore
 from setstream.stream import SetStream
 from setstream.streamed_loss import streamed_loss
 
@@ -33,6 +34,7 @@ __all__ = [
     "SetModel",
     "SetStream",
     "State",
+    "StateStore",
     "data",
     "encode",
     "errors",

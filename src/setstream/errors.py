@@ -61,3 +61,7 @@ class LawViolation(SetstreamError, AssertionError):
 
 class DataError(SetstreamError, ValueError):
     """A file of elements is missing, cut off, or holds something else than its place requires."""
+
+
+class StoreError(SetstreamError, RuntimeError):
+    """A store of states cannot do what was asked: no such set, a file of another kind, another process that holds it."""

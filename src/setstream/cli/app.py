@@ -165,6 +165,48 @@ def evaluate(
 
 
 @app.command(
+    epilog="[bold]Examples[/bold]\n\nsetstream encode runs/mine slides/ --out slides.parquet --states states.db\n\n"
+    "setstream encode runs/mine new-patches/ --out slides.parquet --update states.db --states states-2.db\n\n"
+    "setstream encode runs/mine events.parquet --out users.h5 --engine ray\n\n"
+    "Killed or stopped, the same command goes on where it was."
+)
+def encode(
+    run_folder: Annotated[Path, typer.Argument(help="A run folder: the model.")],
+    data: Annotated[Path, typer.Argument(help="Sets: a file or folder that ss.data.open recognises.")],
+    out: Annotated[Path, typer.Option(help="A .parquet or .h5 file: one row a set.")],
+    what: Annotated[str, typer.Option(help="representations, predictions or both.")] = "both",
+    states: Annotated[Path | None, typer.Option(help="Keep the states in this new store.")] = None,
+    update: Annotated[Path | None, typer.Option(help="Add the elements to the states of this earlier store.")] = None,
+    chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 4096,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    ray_address: Annotated[str | None, typer.Option(help="An existing Ray cluster; a local one unless given.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Ray workers.")] = None,
+    set_column: Annotated[str | None, typer.Option(help="Of tables: the column of set ids.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without sets that cannot be read; list them.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+) -> None:
+    """Encode sets in files: representations and predictions, one row a set, in constant memory."""
+    from setstream.cli.encode import run_encode
+
+    run_encode(
+        run_folder,
+        data,
+        out,
+        what=what,
+        states=states,
+        update=update,
+        chunk_size=chunk_size,
+        engine=engine,
+        ray_address=ray_address,
+        workers=workers,
+        set_column=set_column,
+        skip_bad=skip_bad,
+        device=device,
+        console=console,
+    )
+
+
+@app.command(
     epilog="[bold]Example[/bold]\n\nsetstream sweep sweeps/clustering.toml --out runs/clustering --jobs 2\n\n"
     "Stop it in any way and start it again: finished runs are skipped, others go on."
 )

@@ -75,9 +75,10 @@ class ParquetSets:
         """All row groups of all files, in order."""
         return [Group(file, number) for file in self.files for number in range(self._group_count(file))]
 
-    def stream(self, ahead: int = 1) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Every row once: the set id of each row (n,), as text, and the features (n, D), a row group at a time."""
-        return read_ahead((partial(self.read, group) for group in self.groups()), ahead)
+    def stream(self, ahead: int = 1, groups: list[Group] | None = None) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Every row (of some row groups) once: its set id (n,), as text, and the features (n, D), a row group at a time."""
+        chosen = self.groups() if groups is None else groups
+        return read_ahead((partial(self.read, group) for group in chosen), ahead)
 
     def read(self, group: Group) -> tuple[np.ndarray, Tensor]:
         """One row group."""

@@ -22,7 +22,7 @@ from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.layout import Sets
 from setstream.model import SetModel
-from setstream.scale import scatter_sets
+from setstream.scale.scatter import scatter_sets
 
 Batch = dict[str, Any]
 

@@ -1,0 +1,298 @@
+"""Bulk encoding: all engines agree, killed jobs go on, states are kept and added to."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+import setstream as ss
+from setstream.data import ArraySource, ParquetSets, SetDataset
+from setstream.errors import ConfigurationError, MismatchError
+from setstream.scale.bulk import encode_sets
+from setstream.scale.partial import absorb, by_set, shares
+from setstream.scale.ray import ray_states
+from setstream.tasks.clustering import Clustering
+from setstream.training import TrainConfig, Trainer
+
+SIZES = {"a": 300, "b": 1, "c": 0, "d": 47, "e": 120}
+
+
+def make(seed=0):
+    torch.manual_seed(seed)
+    phi = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    return ss.SetModel(ss.SetEncoder(phi, ss.UMBC(8, num_slots=2, heads=2)), nn.Linear(8, 3)).eval()
+
+
+def arrays():
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(size, 4, generator=generator) for name, size in SIZES.items()}
+
+
+def files():
+    return SetDataset([ArraySource(x, id=name) for name, x in arrays().items()])
+
+
+def write_table(folder, parts=2, only=None):
+    """The same sets, rows of all mixed, over several files and row groups. Empty sets have no rows."""
+    folder.mkdir()
+    rows = [(name, row) for name, x in arrays().items() for row in x.numpy() if only is None or name in only]
+    random.Random(0).shuffle(rows)
+    for number in range(parts):
+        own = rows[number::parts]
+        features = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate([row for _, row in own])), 4)
+        pq.write_table(
+            pa.table({"set_id": [n for n, _ in own], "features": features}), folder / f"{number}.parquet", row_group_size=33
+        )
+    return ParquetSets(folder)
+
+
+def rows_of(path):
+    return {row["id"]: row for row in pq.read_table(path).to_pylist()}
+
+
+def assert_right(rows, names=tuple(SIZES)):
+    model = make()
+    assert set(rows) == set(names)
+    for name in names:
+        z = model.encoder([arrays()[name]])
+        assert rows[name]["count"] == SIZES[name]
+        np.testing.assert_allclose(rows[name]["z"], z.flatten().detach().numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(rows[name]["y"], model.head(z).flatten().detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_files_to_parquet(tmp_path):
+    assert encode_sets(make(), files(), tmp_path / "out.parquet", chunk_size=32) == 5
+    assert_right(rows_of(tmp_path / "out.parquet"))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]  # the journal is gone
+
+
+def test_a_table_with_scattered_sets(tmp_path):
+    table = write_table(tmp_path / "table")
+    assert encode_sets(make(), table, tmp_path / "out.parquet", chunk_size=32) == 4
+    assert_right(rows_of(tmp_path / "out.parquet"), ("a", "b", "d", "e"))
+
+
+def test_hdf5_output(tmp_path):
+    encode_sets(make(), files(), tmp_path / "out.h5")
+    with h5py.File(tmp_path / "out.h5") as file:
+        rows = {
+            name.decode(): {"count": file["count"][i], "z": file["z"][i], "y": file["y"][i]}
+            for i, name in enumerate(file["id"])
+        }
+    assert_right(rows)
+
+
+def test_ray_agrees_with_the_local_engine(tmp_path):
+    table = write_table(tmp_path / "table")
+    for data, name in ((files(), "files"), (table, "table")):
+        encode_sets(make(), data, tmp_path / f"{name}-local.parquet", chunk_size=32)
+        encode_sets(make(), data, tmp_path / f"{name}-ray.parquet", chunk_size=32, engine="ray", workers=2)
+        local, ray = rows_of(tmp_path / f"{name}-local.parquet"), rows_of(tmp_path / f"{name}-ray.parquet")
+        assert list(local) == list(ray) or set(local) == set(ray)
+        for key in local:
+            assert local[key]["count"] == ray[key]["count"]
+            np.testing.assert_allclose(local[key]["z"], ray[key]["z"], rtol=1e-4, atol=1e-6)
+
+
+class Mortal(nn.Module):
+    """A phi whose process dies the first time that it is used."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.linear, self.marker = nn.Linear(4, 8), marker
+
+    def forward(self, x):
+        if not os.path.exists(self.marker):
+            Path(self.marker).touch()
+            os._exit(1)
+        return self.linear(x)
+
+
+def test_a_lost_ray_worker_changes_nothing(tmp_path):
+    torch.manual_seed(0)
+    phi = nn.Linear(4, 8)
+    pool = ss.UMBC(8, num_slots=2, heads=2)
+    dying = Mortal(str(tmp_path / "died"))
+    dying.linear = phi
+    local = {name: ss.SetEncoder(phi, pool).eval()([x]) for name, x in arrays().items()}
+    states = ray_states(ss.SetEncoder(dying, pool).eval(), files(), chunk_size=32, workers=2, share_size=64)
+    assert (tmp_path / "died").exists()
+    encoder = ss.SetEncoder(dying, pool).eval()
+    for name, state in states.items():
+        assert int(state.count) == SIZES[name]
+        torch.testing.assert_close(encoder.pool.finalize(state).float(), local[name], rtol=1e-4, atol=1e-5)
+
+
+def test_any_cut_into_shares_sums_to_the_same(tmp_path):
+    encoder = make().encoder
+    for data in (files(), write_table(tmp_path / "table")):
+        sets = data if isinstance(data, ParquetSets) else None
+        totals = {}
+        for share in shares(data, 19):
+            for name, state in absorb(encoder, share, 7, sets):
+                totals[name] = totals[name] + state if name in totals else state
+        for name, state in totals.items():
+            assert int(state.count) == SIZES[name]
+            torch.testing.assert_close(encoder.finalize(state), encoder([arrays()[name]]), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_many_sets_become_their_states():
+    encoder = make().encoder
+    ids = np.array(["b", "a", "b", "a", "a"])
+    x = torch.randn(5, 4)
+    for chunk in (1, 2, 100):
+        found = dict(by_set(encoder, ids, x, chunk))
+        torch.testing.assert_close(encoder.finalize(found["a"]), encoder(x[None, [1, 3, 4]]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(encoder.finalize(found["b"]), encoder(x[None, [0, 2]]), rtol=1e-4, atol=1e-5)
+
+
+def test_states_are_kept_and_tomorrows_elements_added(tmp_path):
+    whole = arrays()
+    today = SetDataset([ArraySource(whole[name][:20], id=name) for name in ("a", "d")])
+    encode_sets(make(), today, tmp_path / "today.parquet", states=tmp_path / "today.db")
+    tomorrow = SetDataset([ArraySource(whole["a"][20:], id="a"), ArraySource(whole["e"], id="e")])
+    out, states = tmp_path / "tomorrow.parquet", tmp_path / "tomorrow.db"
+    assert encode_sets(make(), tomorrow, out, update=tmp_path / "today.db", states=states) == 3
+    rows = rows_of(out)
+    assert {name: rows[name]["count"] for name in rows} == {"a": 300, "e": 120, "d": 20}
+    z = make().encoder([whole["a"]])
+    np.testing.assert_allclose(rows["a"]["z"], z.flatten().detach().numpy(), rtol=1e-4, atol=1e-5)
+    with ss.StateStore(states, make()) as store:
+        assert store.count("a") == 300
+    with ss.StateStore(tmp_path / "today.db", make()) as store:
+        assert store.count("a") == 20  # only read
+
+
+def test_a_journal_of_another_job_is_not_mixed_in(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(elements, sets):
+        if sets == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        encode_sets(make(), files(), tmp_path / "out.parquet", progress=stop)
+    with pytest.raises(ConfigurationError, match="journal of another job"):
+        encode_sets(make(seed=1), files(), tmp_path / "out.parquet")
+    seen = []
+    encode_sets(make(), files(), tmp_path / "out.parquet", progress=lambda elements, sets: seen.append(sets))
+    assert min(seen) >= 2  # what was done is not done again
+    assert_right(rows_of(tmp_path / "out.parquet"))
+
+
+def test_options_that_cannot_be(tmp_path):
+    for options, message in (
+        ({"out": tmp_path / "a.txt"}, "is a .parquet or .h5 file"),
+        ({"what": "everything"}, "unknown output"),
+        ({"engine": "spark"}, "unknown engine"),
+        ({"update": tmp_path / "none.db"}, "no store of earlier states"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            encode_sets(make(), files(), **({"out": tmp_path / "out.parquet"} | options))
+        for journal in tmp_path.glob(".*"):
+            journal.unlink()
+    with pytest.raises(ConfigurationError, match="training mode"):
+        encode_sets(make().train(), files(), tmp_path / "out.parquet")
+    with pytest.raises(ConfigurationError, match="makes no predictions"):
+        encode_sets(make().encoder, files(), tmp_path / "out.parquet", what="predictions")
+    with ss.StateStore(tmp_path / "s.db", make(seed=3)):
+        pass
+    with pytest.raises(MismatchError):
+        encode_sets(make(), files(), tmp_path / "other.parquet", update=tmp_path / "s.db")
+
+
+def kill_encoding(folder, kills, table, seed):
+    rng = random.Random(seed)
+    for _ in range(kills):
+        if (folder / "out.parquet").exists():
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                slow = lambda elements, sets: time.sleep(0.002)  # noqa: E731
+                encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3, progress=slow)
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0.0, 0.12))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3)
+
+
+@pytest.mark.parametrize("kind", ["files", "table"])
+@pytest.mark.parametrize("repeats", [1, pytest.param(15, marks=pytest.mark.slow)])
+def test_killed_jobs_go_on_with_no_row_missing_or_doubled(tmp_path, kind, repeats):
+    table = write_table(tmp_path / "table") if kind == "table" else None
+    for repeat in range(repeats):
+        folder = tmp_path / str(repeat)
+        folder.mkdir()
+        kill_encoding(folder, 10, table, seed=repeat)
+        rows = pq.read_table(folder / "out.parquet").to_pylist()
+        assert len(rows) == len({row["id"] for row in rows})
+        assert_right({row["id"]: row for row in rows}, ("a", "b", "d", "e") if table else tuple(SIZES))
+
+
+def test_the_command_line_encodes(tmp_path):
+    config = TrainConfig("clustering", "umbc+set-transformer", {"points": 32, "test_sets": 4}, steps=1, tensorboard=False)
+    Trainer(Clustering(points=32, test_sets=4), config, tmp_path / "run", shown=False).run()
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, size in (("x", 50), ("y", 0), ("z", 7)):
+        np.save(data / f"{name}.npy", np.random.default_rng(0).standard_normal((size, 2)).astype(np.float32))
+    (data / "bad.npy").write_bytes(b"junk")
+    command = [
+        sys.executable,
+        "-m",
+        "setstream.cli",
+        "encode",
+        str(tmp_path / "run"),
+        str(data),
+        "--out",
+        str(tmp_path / "o.parquet"),
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 1
+    assert "bad.npy" in done.stderr
+    done = subprocess.run([*command, "--skip-bad"], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "skipped" in done.stdout
+    rows = rows_of(tmp_path / "o.parquet")
+    assert {name: row["count"] for name, row in rows.items()} == {"x": 50, "y": 0, "z": 7}
+    assert len(rows["x"]["y"]) == 4 + 8 + 8  # weights, means and scales of four components
+
+
+def test_two_ranks_agree_with_the_local_engine(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import torch, torch.distributed as dist, setstream as ss\n"
+        "from tests.scale.test_bulk import make, arrays\n"
+        "dist.init_process_group('gloo')\n"
+        "sets = list(arrays().values())\n"
+        "mine = ss.scatter_sets(sets)\n"
+        "z = ss.encode(make().encoder, mine, gradient='none', group=dist.group.WORLD)\n"
+        f"torch.save(z, {str(tmp_path)!r} + f'/z{{dist.get_rank()}}.pt')\n"
+    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    root = str(Path(__file__).parent.parent.parent)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=120, env=environment, cwd=root)
+    assert done.returncode == 0, done.stderr[-2000:]
+    encode_sets(make(), files(), tmp_path / "local.parquet")
+    rows = rows_of(tmp_path / "local.parquet")
+    for rank in (0, 1):
+        z = torch.load(tmp_path / f"z{rank}.pt")
+        for own, name in zip(z, SIZES, strict=True):
+            np.testing.assert_allclose(rows[name]["z"], own.flatten().numpy(), rtol=1e-4, atol=1e-5)
