@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,3 +200,29 @@ def test_two_processes_train_as_one(tmp_path, parallel):
     assert results[0] == pytest.approx(results[1], rel=1e-4)
     if parallel == "set":  # otherwise the first process reports the loss of its own sets
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    """One process to step 4, two to step 8, every set over both: what one process alone reaches."""
+    options = {"steps": 8, "batch": 4, "gradient": "exact", "chunk_size": 16, "checkpoint_every": 4, "parallel": "set"}
+    options |= {"model_options": {"slots": "learned"}, "task_options": {"points": 32, "test_points": 16, "test_sets": 4}}
+    train(tmp_path / "one", **options)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    (tmp_path / "two" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-00000008")
+    command = [
+        "-m",
+        "setstream.cli",
+        "train",
+        "--config",
+        str(tmp_path / "one" / "config.json"),
+        "--out",
+        str(tmp_path / "two"),
+    ]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads((tmp_path / "two" / "result.json").read_text())["steps_timed"] == 4
+    results = [json.loads((tmp_path / folder / "result.json").read_text())["metrics"]["nll"] for folder in ("one", "two")]
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
