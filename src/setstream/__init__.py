@@ -11,7 +11,7 @@ from setstream.encoder import SetEncoder
 from setstream.model import SetModel
 from setstream.partition import Chunks
 from setstream.pool import Pool
-from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel
+from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
 from setstream.scale import scatter_sets
 from setstream.state import State
 from setstream.store import StateStore
@@ -30,6 +30,7 @@ __all__ = [
     "HierarchicalSSE",
     "Parallel",
     "Pool",
+    "Projected",
     "SetEncoder",
     "SetModel",
     "SetStream",

@@ -54,7 +54,8 @@ def sses(draw, in_dim=WIDTH):
 
 deepsets = st.sampled_from(["mean", "sum", "max", "min"]).map(ss.DeepSets)
 removable_pools = st.one_of(umbcs(), sses(), st.sampled_from(["mean", "sum"]).map(ss.DeepSets))
-single_pools = st.one_of(umbcs(), sses(), deepsets)
+projected = st.one_of(deepsets, umbcs(in_dim=4)).map(lambda pool: ss.Projected(nn.Linear(WIDTH, 4), pool))
+single_pools = st.one_of(umbcs(), sses(), deepsets, projected)
 pools = st.one_of(single_pools, st.tuples(umbcs(), single_pools).map(lambda pair: ss.Parallel(first=pair[0], second=pair[1])))
 
 

@@ -291,11 +291,7 @@ def models(task: Annotated[str, typer.Argument(help="A task.")] = "clustering") 
     """List the models of a task."""
     from setstream.tasks import task_class
 
-    rows = Table("model", "what it is", "consistent", "parameters", box=None)
-    kind = task_class(task)
-    for name, build in kind.models.items():
-        made = build()
-        about = (build.__doc__ or "").strip().splitlines()[0]
-        count = sum(p.numel() for p in made.parameters())
-        rows.add_row(name, about, "yes" if made.encoder.pool.consistent else "no", f"{count:,}")
+    rows = Table("model", "what it is", box=None)
+    for name, build in task_class(task).models.items():
+        rows.add_row(name, (build.__doc__ or "").strip().splitlines()[0])
     console.print(rows)

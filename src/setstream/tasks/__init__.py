@@ -8,7 +8,7 @@ from setstream.errors import ConfigurationError
 from setstream.training.task import Task
 
 #: Where each task lives; a module is imported when its task is asked for.
-TASKS = {"clustering": "setstream.tasks.clustering:Clustering"}
+TASKS = {"clustering": "setstream.tasks.clustering:Clustering", "mil": "setstream.tasks.mil:Mil"}
 
 
 def task_class(name: str) -> type[Task]:

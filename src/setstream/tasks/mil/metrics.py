@@ -1,0 +1,55 @@
+"""Metrics of bag classifiers, from probabilities and labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def auroc(probability: Tensor, label: Tensor) -> float:
+    """The chance that a positive bag scores higher than a negative one; ties count half.
+
+    >>> auroc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
+    0.75
+    """
+    positive = int(label.sum())
+    negative = len(label) - positive
+    if not positive or not negative:
+        return float("nan")
+    _, inverse, counts = probability.double().unique(return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0)
+    ranks = (ends - (counts - 1) / 2)[inverse]  # mean rank of ties
+    return float((ranks[label > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def f1(predicted: Tensor, label: Tensor) -> float:
+    """The harmonic mean of precision and recall of the positive class."""
+    hits = int((predicted & (label > 0)).sum())
+    total = int(predicted.sum()) + int(label.sum())
+    return 2 * hits / total if total else 0.0
+
+
+def best_threshold(probability: Tensor, label: Tensor) -> float:
+    """The threshold with the highest accuracy, in the middle between two neighbouring probabilities."""
+    values = probability.unique()
+    candidates = torch.cat([values[:1] - 1e-6, (values[1:] + values[:-1]) / 2, values[-1:] + 1e-6])
+    accuracy = ((probability[None] >= candidates[:, None]) == (label > 0)).double().mean(1)
+    return float(candidates[accuracy.argmax()])
+
+
+def summary(probability: Tensor, label: Tensor, threshold: float = 0.5) -> dict[str, float]:
+    """Accuracy, AUROC, F1, and the mean of the first two, which the paper selects models by."""
+    predicted = probability >= threshold
+    accuracy, area = float((predicted == (label > 0)).double().mean()), auroc(probability, label)
+    found = {"accuracy": accuracy, "auroc": area, "f1": f1(predicted, label), "threshold": threshold}
+    return found if np.isnan(area) else found | {"selection": (accuracy + area) / 2}
+
+
+def bootstrap(values: Tensor, draws: int = 2000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """An interval for the mean of values, by resampling."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(len(values), (draws, len(values)), generator=generator)
+    means = values.double()[index].mean(1)
+    low, high = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
+    return low, high
