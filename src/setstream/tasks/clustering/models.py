@@ -5,7 +5,8 @@
 Decoders have three layers, those behind UMBC two, as in the paper's appendix; UMBC + Set Transformer has three SABs, as in its
 published run. Set functions that need their whole input (fspool, diff-em, set-transformer) stand in `ChunkMean`: given chunks,
 they are averaged, which is how the paper tests them. SSE divides by the weights' sum, as its published code does: without, it
-is a sum over the set, and trained on 512 points says nothing sensible about 1,024. `ours` is what did best here: see docs/results/clustering.
+is a sum over the set, and trained on 512 points says nothing sensible about 1,024. `ours` is what did best here: see
+docs/results/clustering.
 """
 
 from __future__ import annotations
