@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from setstream.cli.app import app, run
 
 SMALL = ["-o", "task.points=32", "-o", "task.test_sets=4", "-o", "task.test_points=16", "-o", "tensorboard=false"]
-COMMANDS = ("train", "evaluate", "sweep", "tasks", "models", "report", "bench", "demo")
+COMMANDS = ("train", "evaluate", "sweep", "tasks", "models", "report", "bench", "demo", "encode", "crossval")
 
 
 def call(*arguments):
@@ -140,3 +140,15 @@ def test_a_sweep_file_that_cannot_be_says_why(tmp_path, text, message):
     code, error = code_of("sweep", str(tmp_path / "sweep.toml"))
     assert code == 2
     assert message in " ".join(error.split())
+
+
+def test_cross_validation_resumes_and_averages(tmp_path):
+    options = ["-o", "task.data=musk1", "-o", "steps=5", "-o", "batch=2", "-o", "gradient=full", "-o", "model.widths=[8]"]
+    arguments = ["crossval", "mil", "deepsets", "--out", str(tmp_path), "--folds", "3", "--repeats", "2", *options]
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    assert "accuracy" in done.output
+    assert len(list(tmp_path.rglob("result.json"))) == 6
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert call(*arguments).exit_code == 0
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}

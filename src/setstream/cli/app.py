@@ -122,6 +122,49 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
+@app.command(
+    epilog="[bold]Example[/bold]\n\nsetstream crossval mil umbc+set-transformer --out runs/musk1-umbc -o task.data=musk1 "
+    "-o steps=3300 -o batch=1 -o gradient=full"
+)
+def crossval(
+    task: Annotated[str, typer.Argument(help="A task that takes fold, count and repeat.")],
+    model: Annotated[str, typer.Argument(help="A model of the task.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run folders.")],
+    config: Annotated[Path | None, typer.Option(help="Options in a TOML, YAML or JSON file.")] = None,
+    folds: Annotated[int, typer.Option(help="Folds.", min=2)] = 10,
+    repeats: Annotated[int, typer.Option(help="Ways of folding, each with a seed of its own.", min=1)] = 5,
+    option: Annotated[
+        list[str] | None, typer.Option("-o", "--option", help="NAME=VALUE; task.NAME= and model.NAME= too.")
+    ] = None,
+) -> None:
+    """Cross-validate a model; resumable, a fold at a time."""
+    from rich.progress import Progress
+
+    from setstream.training.crossval import cross_validate
+
+    chosen = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
+    with Progress(console=console) as bar:
+        row = bar.add_task(f"{task}/{model}", total=folds * repeats)
+        found = cross_validate(
+            chosen,
+            build_task,
+            out,
+            folds=folds,
+            repeats=repeats,
+            progress=lambda done, total: bar.update(row, completed=done, total=total),
+        )
+    import torch
+
+    rows = Table("metric", "mean over repeats", "± over repeats", box=None)
+    for name in found[0]:
+        values = torch.tensor([metrics[name] for metrics in found if name in metrics])
+        if len(values) == folds * repeats:
+            means = values.view(repeats, folds).mean(1)
+            spread = f"{float(means.std()):.4f}" if repeats > 1 else ""
+            rows.add_row(name, f"{float(means.mean()):.4f}", spread)
+    console.print(rows)
+
+
 @app.command(epilog="[bold]Example[/bold]\n\nsetstream evaluate runs/umbc -o task.test_sets=2000")
 def evaluate(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
