@@ -38,13 +38,13 @@ def run() -> None:
     try:
         app()
     except NonFiniteError as error:
-        errors.print(f"[red]not finite:[/red] {error}")
+        errors.print(f"[red]not finite:[/red] {error}", soft_wrap=True, highlight=False)
         sys.exit(NOT_FINITE)
     except ConfigurationError as error:
-        errors.print(f"[red]error:[/red] {error}")
+        errors.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
         sys.exit(WRONG_OPTIONS)
     except SetstreamError as error:
-        errors.print(f"[red]error:[/red] {error}")
+        errors.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
         sys.exit(FAILED)
 
 

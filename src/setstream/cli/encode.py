@@ -59,7 +59,7 @@ def run_encode(
     if isinstance(found, SetDataset):
         found, problems = found.check(skip_bad)
         for problem in problems:
-            console.print(f"[yellow]skipped[/yellow] {problem}", highlight=False)
+            console.print(f"[yellow]skipped[/yellow] {problem}", soft_wrap=True, highlight=False)
     total = len(found) if isinstance(found, SetDataset) else None
     began = time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
