@@ -66,7 +66,7 @@ def worker(kind: str, folder: Path, elements: int) -> None:
     encoder = ss.SetEncoder(phi, ss.UMBC(64, 16, heads=4)).eval()
     with tempfile.TemporaryDirectory() as temporary:
         warm, journal = (Journal(Path(temporary) / name, {}) for name in ("a", "b"))
-        _work_through_files(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), warm, CHUNK, None)
+        _work_through_files(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), warm, CHUNK)
         source: SetSource | None = None
         if kind == "memory":
             source = ArraySource(np.load(folder / "set.npy"), "0")
@@ -75,10 +75,10 @@ def worker(kind: str, folder: Path, elements: int) -> None:
         before = peak_mib()
         start = time.perf_counter()
         if source is not None:
-            _work_through_files(encoder, SetDataset([source]), journal, CHUNK, None)
+            _work_through_files(encoder, SetDataset([source]), journal, CHUNK)
         else:
             table = ParquetSets(folder / ("one.parquet" if kind == "parquet" else "many.parquet"))
-            _work_through_table(encoder, table, journal, CHUNK, None)
+            _work_through_table(encoder, table, journal, CHUNK)
         seconds = time.perf_counter() - start
         total = sum(int(state.count) for _, state in journal.states())
     assert total == elements, (total, elements)

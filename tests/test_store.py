@@ -89,7 +89,7 @@ def test_stores_know_their_model(tmp_path):
     with pytest.raises(ConfigurationError, match="training mode"):
         ss.StateStore(tmp_path / "t.db", make().train())
     (tmp_path / "text.db").write_text("this is no database, and long enough to tell so " * 9)
-    with pytest.raises((StoreError, sqlite3.DatabaseError), match=r"no store|not a database"):
+    with pytest.raises(StoreError, match="is no store of states"):
         ss.StateStore(tmp_path / "text.db", make())
 
 
@@ -157,3 +157,31 @@ def test_no_update_that_returned_is_lost_when_the_process_is_killed(tmp_path, ki
         assert returned > kills / 4
         expected = make()(torch.ones(1, kept, 3))
         torch.testing.assert_close(store.predict("a"), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_store_that_is_open_during_a_fork_loses_nothing(tmp_path):
+    with ss.StateStore(tmp_path / "s.db", make()) as store:
+        store.update("a", torch.ones(1, 3))
+        go, gone = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.read(go, 1)  # until the parent has closed its store
+                for _ in range(5):
+                    store.update("a", torch.ones(1, 3))
+                store.close()
+            finally:
+                os._exit(0)
+        store.update("a", torch.ones(1, 3))
+        store.close()
+        os.write(gone, b".")
+        os.waitpid(child, 0)
+        assert store.count("a") == 7
+
+
+def test_a_foreign_database_is_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "other.db") as database:
+        database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT)")
+        database.execute("INSERT INTO meta VALUES ('colour', 'red')")
+    with pytest.raises(StoreError, match="no store of states"):
+        ss.StateStore(tmp_path / "other.db", make())

@@ -53,15 +53,15 @@ class InMemory:
 class Served:
     """The chunks of a source as blocks; counts, on the way, how many chunks each set has."""
 
-    def __init__(self, source: Chunks) -> None:
-        self.source = source
+    def __init__(self, source: Chunks, home: torch.device | None) -> None:
+        self.source, self.home = source, home
         self.present: list[list[int]] = []
 
     def __iter__(self) -> Iterator[Block]:
         for index, packed in enumerate(self.source):
             if index == len(self.present):
                 self.present.append([int(length > 0) for length in packed.lengths])
-            yield Block(index, packed)
+            yield Block(index, packed if self.home is None else Packed(packed.elements.to(self.home), packed.lengths))
 
 
 class DrawnPass(Pass):
@@ -90,6 +90,8 @@ class DrawnPass(Pass):
                 features = self.encoder.features(block.packed.elements)
             outputs, weights = self.outputs(block, self.prepared, features, ones, factors)
             for name, out, weight in zip(names, outputs, weights, strict=True):
+                if name[0] in self.owners:  # a maximum over nothing is infinite, and has no gradient
+                    out = out.masked_fill(~torch.isfinite(out), 0.0)
                 tensors[name] = tensors[name] + (out - out.detach()) * weight
         return tensors
 
@@ -198,11 +200,12 @@ def encode(
     job: Pass
     if gradient == "unbiased":
         chunks = cut(packed.lengths, chunk_size, partition, generator)
-        drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator)
+        drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator, apart=chunks_matter)
         if chunks_matter or _has_extremum(empty.parts) or draws_numbers(encoder, packed.elements):
-            rest_size = chunk_size if chunks_matter else max(1, forward_size // len(packed))
-            rest = columns([even_cut(own, rest_size) for own in drawn.rest()], packed.lengths)
-            pieces = [*drawn.pieces, *rest]
+            rest = drawn.rest()
+            if not chunks_matter:
+                rest = [even_cut(own.order, max(1, forward_size // len(packed))) for own in rest]
+            pieces = [*drawn.pieces, *columns(rest, packed.lengths)]
         else:
             pieces = in_order(packed.lengths, forward_size)
         job = DrawnPass(encoder, InMemory(packed, pieces), empty, context, group)
@@ -218,6 +221,8 @@ def encode(
             with torch.no_grad():
                 return encoder.close(Pass(encoder, blocks, empty, context, group).run())
         if gradient == "importance":
+            if draws_numbers(encoder, packed.elements):
+                raise ConfigurationError(ImportancePass.RANDOM)
             wanted = grad_chunks * chunk_size
             job = ImportancePass(
                 encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
@@ -245,7 +250,7 @@ def _encode_served(
     """The same for a source, whose chunks are the partition."""
     if gradient == "subset":
         raise ConfigurationError("'subset' of a source is the source of a subset: serve fewer chunks and use gradient='exact'")
-    blocks = Served(source)
+    blocks = Served(source, encoder.home())
     first = next(iter(source), None)
     if first is None:
         raise ShapeError("the source of chunks is empty: at least one chunk is needed, to know how many sets there are")

@@ -56,8 +56,8 @@ def _version(thing: nn.Module | Tensor) -> tuple[int, torch.dtype] | None:
 
 def _probe(things: list[nn.Module | Tensor]) -> list[float]:
     """The last number of each tensor: any training step changes some of them."""
-    last = [t.detach().reshape(-1)[-1:].double() for t in things if isinstance(t, Tensor) and t.numel() and not t.is_meta]
-    return torch.cat([value.cpu() for value in last]).tolist() if last else []
+    last = [t.detach().reshape(-1)[-1:].cpu().double() for t in things if isinstance(t, Tensor) and t.numel() and not t.is_meta]
+    return torch.cat(last).tolist() if last else []
 
 
 def _options(module: nn.Module) -> dict[str, Any]:

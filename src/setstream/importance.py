@@ -85,6 +85,10 @@ class ImportancePass(Pass):
 
     #: The norm of a cotangent: Euclidean. Measured in docs/results/gradients.md, with the floor.
     order: float = 2.0
+    RANDOM = (
+        "phi draws random numbers (a dropout in training mode), and 'importance' recomputes single elements, whose masks "
+        "cannot be drawn again. Put dropout into the head, set phi.eval(), or use gradient='exact' or 'unbiased'."
+    )
 
     def __init__(
         self,
@@ -100,12 +104,8 @@ class ImportancePass(Pass):
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(encoder, blocks, empty, context, group)
-        for name, module in encoder.phi.named_modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-                raise ConfigurationError(
-                    f"phi.{name} is a dropout in training mode, and 'importance' recomputes single elements, whose masks "
-                    "cannot be drawn again. Put dropout into the head, set phi.eval(), or use gradient='exact' or 'unbiased'."
-                )
+        if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in encoder.phi.modules()):
+            raise ConfigurationError(self.RANDOM)
         if not floor > 0:
             raise ConfigurationError(f"floor must be positive, so that every element that matters can be drawn; got {floor}")
         self.seed = None
@@ -114,13 +114,16 @@ class ImportancePass(Pass):
         self.cache: dict[int, Tensor | Path] = {}
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         if features not in ("cache", "recompute"):
+            if not Path(features).is_dir():
+                raise ConfigurationError(f"features is 'cache', 'recompute' or a folder that exists; got {str(features)!r}")
             self.folder = tempfile.TemporaryDirectory(prefix="setstream-features-", dir=features)
 
     def visit(self, block: Block, features: Tensor) -> None:
         """Keep the block's features."""
         if self.folder is not None:
             path = Path(self.folder.name) / f"{block.index}.npy"
-            np.save(path, features.detach().float().cpu().numpy())
+            kept = features.detach().cpu()
+            np.save(path, (kept if kept.dtype == torch.float64 else kept.float()).numpy())
             self.cache[block.index] = path
         elif self.keep == "cache":
             self.cache[block.index] = features.detach()
@@ -180,8 +183,9 @@ class ImportancePass(Pass):
             return {}
         device = next(iter(norms.values())).device
         sets = len(self.empty)
-        owner = torch.cat([_set_of_each(lengths[index], device) for index in norms])
-        size = torch.cat(list(norms.values()))
+        # On the CPU, in float64, which not every device has: a few numbers for each element.
+        owner = torch.cat([_set_of_each(lengths[index]) for index in norms])
+        size = torch.cat(list(norms.values())).cpu().double()
         mean = sum_by(owner, size, sets) / torch.bincount(owner, minlength=sets).clamp(min=1)
         weights = torch.where(size > 0, size + self.floor * mean[owner], 0.0)
         probabilities = inclusion_probabilities(weights, owner, sets, self.wanted)
@@ -189,14 +193,14 @@ class ImportancePass(Pass):
         drawn: dict[int, tuple[Tensor, Tensor]] = {}
         start = 0
         for index, own in norms.items():
-            low, high = torch.searchsorted(chosen, torch.tensor([start, start + len(own)], device=device)).tolist()
+            low, high = torch.searchsorted(chosen, torch.tensor([start, start + len(own)])).tolist()
             if high > low:
                 mine = chosen[low:high]
-                drawn[index] = mine - start, probabilities[mine].reciprocal()
+                drawn[index] = (mine - start).to(device), probabilities[mine].reciprocal().float().to(device)
             start += len(own)
         return drawn
 
 
-def _set_of_each(lengths: list[int], device: torch.device) -> Tensor:
+def _set_of_each(lengths: list[int]) -> Tensor:
     """Which set each element of a packed block belongs to."""
-    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -93,10 +94,11 @@ class Cut:
         """The positions of chunk `index` within the set; none where there is no such chunk."""
         return self.order[self.bounds[index] : self.bounds[index + 1]] if index < len(self) else self.order[:0]
 
-    def without(self, taken: Iterable[int]) -> Tensor:
-        """The positions of all other chunks: what lies between the taken ones."""
-        edges = [0, *(self.bounds[index + side] for index in sorted(taken) for side in (0, 1)), self.bounds[-1]]
-        return torch.cat([self.order[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)])
+    def without(self, taken: Iterable[int]) -> Cut:
+        """The other chunks, as they are."""
+        gone = set(taken)
+        left = [self.chunk(index) for index in range(len(self)) if index not in gone]
+        return Cut(_together(left or [self.order[:0]]), [0, *accumulate(map(len, left))])
 
 
 def even_cut(order: Tensor, chunk_size: int) -> Cut:
@@ -182,8 +184,8 @@ class Drawn:
     cuts: list[Cut]
     taken: list[dict[int, int]]
 
-    def rest(self) -> list[Tensor]:
-        """The positions of everything else, for each set."""
+    def rest(self) -> list[Cut]:
+        """Everything else, for each set, in the chunks that it was cut into."""
         return [own.without(taken) for own, taken in zip(self.cuts, self.taken, strict=True)]
 
 
@@ -209,13 +211,21 @@ def _together(tensors: list[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
-def draw(cuts: list[Cut], lengths: list[int], wanted: int, replacement: bool, generator: torch.Generator | None) -> Drawn:
+def draw(
+    cuts: list[Cut],
+    lengths: list[int],
+    wanted: int,
+    replacement: bool,
+    generator: torch.Generator | None,
+    *,
+    apart: bool = False,
+) -> Drawn:
     """Draw `wanted` chunks of each set.
 
-    Without replacement all chunks of a set have one factor and make one piece; with it each draw is a piece of its own.
+    Without replacement all chunks of a set have one factor and make one piece; with it, or `apart`, each is a piece of its own.
     """
     drawn = [draw_counts(len(own), wanted, replacement, generator) for own in cuts]
-    if not replacement:
+    if not replacement and not apart:
         taken = [
             _together([own.chunk(index) for index in counts] or [own.order[:0]])
             for own, counts in zip(cuts, drawn, strict=True)

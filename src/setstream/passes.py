@@ -53,6 +53,8 @@ def generators(device: torch.device) -> list[torch.Generator]:
     found = [torch.default_generator]
     if device.type == "cuda":
         found.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == "mps":
+        found.append(torch.mps._get_default_mps_generator())
     return found
 
 

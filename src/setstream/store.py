@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,26 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, count INTEGER NOT NULL, state BLOB NOT NULL) WITHOUT ROWID;
 """
+
+
+# SQLite must not be carried through a fork: a child with its parent's locks takes none, and updates get lost. So connections are
+# closed before one, when no thread is at work with them, and open again when they are needed.
+_stores: weakref.WeakSet[StateStore] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for store in _stores:
+        store._lock.acquire()
+        store.close()
+
+
+def _after_fork() -> None:
+    for store in _stores:
+        store._lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class StateStore:
@@ -54,8 +75,9 @@ class StateStore:
         self.encoder: SetEncoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
-        self._local = threading.local()
-        self._open: list[sqlite3.Connection] = []
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        _stores.add(self)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fingerprint = self.encoder.empty(1).fingerprint
         with self._transaction() as database:
@@ -64,6 +86,8 @@ class StateStore:
             known = dict(database.execute("SELECT key, value FROM meta"))
             if not known:
                 database.executemany("INSERT INTO meta VALUES (?, ?)", [("version", VERSION), ("fingerprint", fingerprint)])
+        if known and not {"version", "fingerprint"} <= set(known):
+            raise StoreError(f"{self.path}: is a database, and no store of states")
         if known and int(known["version"]) > VERSION:
             raise StoreError(f"{self.path}: was written by a newer setstream (version {known['version']} of the store)")
         if known and known["fingerprint"] != fingerprint:
@@ -101,7 +125,8 @@ class StateStore:
 
     def get(self, id: str) -> State:
         """The state of a set."""
-        return self._read(self._database(), id)
+        with self._lock:
+            return self._read(self._database(), id)
 
     @torch.no_grad()
     def predict(self, id: str) -> Any:
@@ -127,26 +152,26 @@ class StateStore:
                 self._write(database, name, state)
 
     def __len__(self) -> int:
-        return int(self._database().execute("SELECT COUNT(*) FROM states").fetchone()[0])
+        return int(self._query("SELECT COUNT(*) FROM states")[0][0])
 
     def __contains__(self, id: object) -> bool:
-        return self._database().execute("SELECT 1 FROM states WHERE id = ?", (id,)).fetchone() is not None
+        return bool(self._query("SELECT 1 FROM states WHERE id = ?", str(id)))
 
     def ids(self) -> list[str]:
         """The ids of all sets, in order."""
-        return [row[0] for row in self._database().execute("SELECT id FROM states ORDER BY id")]
+        return [row[0] for row in self._query("SELECT id FROM states ORDER BY id")]
 
     def count(self, id: str) -> int:
         """How many elements a set has seen; zero if there is no such set."""
-        row = self._database().execute("SELECT count FROM states WHERE id = ?", (id,)).fetchone()
-        return 0 if row is None else int(row[0])
+        rows = self._query("SELECT count FROM states WHERE id = ?", id)
+        return int(rows[0][0]) if rows else 0
 
     def close(self) -> None:
         """Close the file; another call opens it again."""
-        for database in self._open:
-            database.close()
-        self._open.clear()
-        self._local = threading.local()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
 
     def __enter__(self) -> StateStore:
         return self
@@ -162,32 +187,39 @@ class StateStore:
         return self.encoder.update(None, sets)
 
     def _database(self) -> sqlite3.Connection:
-        """The connection of this thread of this process."""
-        database: sqlite3.Connection | None = getattr(self._local, "database", None)
-        if database is None or self._local.process != os.getpid():
+        """The connection of this process."""
+        if self._connection is None:
             database = sqlite3.connect(self.path, timeout=self.wait, isolation_level=None, check_same_thread=False)
-            database.execute("PRAGMA journal_mode = WAL")
+            try:
+                database.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.DatabaseError as error:
+                database.close()
+                raise StoreError(f"{self.path}: is no store of states: {error}") from error
             database.execute("PRAGMA synchronous = FULL")  # a commit that returned is on the disk
-            self._local.database, self._local.process = database, os.getpid()
-            self._open.append(database)
-        return database
+            self._connection = database
+        return self._connection
+
+    def _query(self, statement: str, *values: str) -> list[Any]:
+        with self._lock:
+            return self._database().execute(statement, values).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and no other writer meanwhile."""
-        database = self._database()
-        try:
-            database.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            raise StoreError(f"{self.path}: another process held it for more than {self.wait:.0f} s: {error}") from error
-        except sqlite3.DatabaseError as error:
-            raise StoreError(f"{self.path}: is no store of states: {error}") from error
-        try:
-            yield database
-        except BaseException:
-            database.execute("ROLLBACK")
-            raise
-        database.execute("COMMIT")
+        with self._lock:
+            database = self._database()
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error):
+                    raise
+                raise StoreError(f"{self.path}: another process held it for more than {self.wait:.0f} s") from error
+            try:
+                yield database
+            except BaseException:
+                database.execute("ROLLBACK")
+                raise
+            database.execute("COMMIT")
 
     def _find(self, database: sqlite3.Connection, id: str) -> State | None:
         row = database.execute("SELECT state FROM states WHERE id = ?", (id,)).fetchone()

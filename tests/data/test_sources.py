@@ -1,5 +1,6 @@
 """Sources: every format gives back what its own library wrote, whole, in ranges and at any positions; errors name the file."""
 
+import os
 import pickle
 
 import h5py
@@ -321,12 +322,44 @@ def test_bad_sets_are_skipped_and_listed_on_request(tmp_path):
     np.save(tmp_path / "b.npy", X[:, :3])
     (tmp_path / "c.npy").write_bytes(b"junk")
     data = ss.data.open(tmp_path)
-    with pytest.raises(DataError, match=r"b: elements are \(3,\); those of the sets before are \(6,\)"):
+    with pytest.raises(DataError, match="c.npy"):
         data.check()
-    good, problems = data.check(skip_bad=True)
-    assert good.ids == ["a"]
+    np.save(tmp_path / "d.npy", X)
+    good, problems = ss.data.open(tmp_path).check(skip_bad=True)
+    assert good.ids == ["a", "d"]
     assert len(problems) == 2
-    assert "c.npy" in problems[1]
+    assert "c.npy" in problems[0]
+    assert "b: elements are (3,); those of most sets are (6,)" in problems[1]
+
+
+def test_many_files_are_not_open_at_once(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(150):
+        with h5py.File(tmp_path / f"{number:03d}.h5", "w") as file:
+            file["features"] = X[: number + 1]
+    data = ss.data.open(tmp_path)
+    assert [len(source.tensor()) for source in data] == list(range(1, 151))
+    assert len(os.listdir("/proc/self/fd")) - before <= 70
+    data.check()
+    assert len(os.listdir("/proc/self/fd")) - before <= 2
+
+
+def test_other_byte_orders_and_types(tmp_path):
+    np.save(tmp_path / "big.npy", X.astype(">f4"))
+    np.testing.assert_array_equal(NpySource(tmp_path / "big.npy").tensor().numpy(), X)
+    np.save(tmp_path / "text.npy", np.array([["a"], ["b"]]))
+    with pytest.raises(DataError, match="are no numbers"):
+        NpySource(tmp_path / "text.npy").tensor()
+    (tmp_path / "junk.pt").write_bytes(b"junk")
+    with pytest.raises(DataError, match="junk.pt"):
+        len(TorchSource(tmp_path / "junk.pt"))
+
+
+def test_columns_that_look_like_labels_are_not_taken_for_features(tmp_path):
+    pq.write_table(pa.table({"set_id": ["a"], "f": [1.0], "label": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="may be labels"):
+        ParquetSets(tmp_path / "a.parquet")
+    assert ParquetSets(tmp_path / "a.parquet", columns=["f"]).source("a").tensor().tolist() == [[1.0]]
 
 
 @pytest.mark.parametrize("gradient", ["exact", "unbiased", "importance", "none"])

@@ -1,6 +1,7 @@
 """encode(): exact is exact, unbiased is unbiased, and what the paper writes for more than one chunk is not."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -430,10 +431,46 @@ def test_streamed_loss_refuses_what_it_cannot():
         ss.streamed_loss(lambda chunk, mask: chunk.sum(-1), [copy.copy(SETS[0]).requires_grad_()])
 
 
-@pytest.mark.parametrize("gradient", ["none", "exact", "unbiased", "importance"])
-def test_a_pool_that_depends_on_its_chunks_gets_the_chunks_that_were_asked_for(gradient):
+@pytest.mark.parametrize("partition", ["contiguous", "given"])
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient": g} for g in ("none", "exact", "unbiased", "importance")]
+    + [{"gradient": "unbiased", "grad_chunks": n} for n in (2, 3)],
+)
+def test_a_pool_that_depends_on_its_chunks_gets_the_chunks_that_were_asked_for(options, partition):
     torch.manual_seed(0)
     module, x = ss.nn.SetTransformer(4), torch.randn(3, 20, 4)
     encoder = ss.SetEncoder(nn.Identity(), ss.ChunkMean(module)).eval()
-    expected = torch.stack([module(chunk) for chunk in x.split(5, dim=1)]).mean(0)
-    torch.testing.assert_close(ss.encode(encoder, x, chunk_size=5, gradient=gradient), expected)
+    cuts = [[0, 5, 10, 15, 20], [0, 2, 9, 20]][partition == "given"]
+    given = [[list(range(a, b)) for a, b in pairwise(cuts)]] * 3
+    expected = torch.stack([module(x[:, chunk]) for chunk in given[0]]).mean(0)
+    asked = given if partition == "given" else "contiguous"
+    torch.testing.assert_close(ss.encode(encoder, x, chunk_size=5, partition=asked, **options), expected)
+
+
+@pytest.mark.parametrize("pool", ["max", "min"])
+def test_a_maximum_over_a_source_whose_chunks_lack_some_sets(pool):
+    encoder = make(ss.DeepSets(pool))
+    long, short = torch.randn(50, 3), torch.randn(9, 3)
+    pieces = [[long[i : i + 10], short[i : i + 10]] for i in range(0, 50, 10)]
+    for _ in range(6):
+        z = ss.encode(encoder, ss.Chunks(pieces), gradient="unbiased")
+        torch.testing.assert_close(z, encoder([long, short]))
+        z.sum().backward()
+        assert all(torch.isfinite(p.grad).all() for p in encoder.phi.parameters())
+
+
+def test_randomness_that_no_class_name_tells_is_noticed(tmp_path):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 8)
+
+        def forward(self, x):
+            return nn.functional.dropout(self.linear(x), 0.5, self.training)
+
+    encoder = ss.SetEncoder(Noisy(), ss.UMBC(8, 2)).train()
+    with pytest.raises(ss.errors.ConfigurationError, match="draws random numbers"):
+        ss.encode(encoder, torch.randn(1, 20, 3), gradient="importance")
+    with pytest.raises(ss.errors.ConfigurationError, match="a folder that exists"):
+        ss.encode(encoder.eval(), torch.randn(1, 20, 3), gradient="importance", features="cach")

@@ -18,7 +18,8 @@ from torch import nn
 
 import setstream as ss
 from setstream.data import ArraySource, ParquetSets, SetDataset
-from setstream.errors import ConfigurationError, MismatchError
+from setstream.errors import ConfigurationError, DataError, MismatchError
+from setstream.scale import bulk
 from setstream.scale.bulk import encode_sets
 from setstream.scale.partial import absorb, by_set, shares
 from setstream.scale.ray import ray_states
@@ -184,12 +185,42 @@ def test_a_journal_of_another_job_is_not_mixed_in(tmp_path):
 
     with pytest.raises(Stop):
         encode_sets(make(), files(), tmp_path / "out.parquet", progress=stop)
-    with pytest.raises(ConfigurationError, match="journal of another job"):
-        encode_sets(make(seed=1), files(), tmp_path / "out.parquet")
+    other = SetDataset([ArraySource(x[:-1], id=name) for name, x in arrays().items() if len(x)])
+    for model, data, options in ((make(seed=1), files(), {}), (make(), other, {}), (make(), files(), {"engine": "ray"})):
+        with pytest.raises(ConfigurationError, match="journal of another job"):
+            encode_sets(model, data, tmp_path / "out.parquet", **options)
     seen = []
     encode_sets(make(), files(), tmp_path / "out.parquet", progress=lambda elements, sets: seen.append(sets))
     assert min(seen) >= 2  # what was done is not done again
     assert_right(rows_of(tmp_path / "out.parquet"))
+
+
+def test_sets_that_cannot_be_read_are_left_out_on_request_and_named(tmp_path):
+    bad = arrays()["d"].clone()
+    bad[3] = float("nan")
+    data = SetDataset([ArraySource(arrays()["a"], id="a"), ArraySource(bad, id="nan"), ArraySource(arrays()["e"], id="e")])
+    with pytest.raises(DataError, match="nan: 1 of 47 elements hold NaN"):
+        encode_sets(make(), data, tmp_path / "out.parquet")
+    problems = []
+    assert encode_sets(make(), data, tmp_path / "out.parquet", on_bad=problems.append) == 2
+    assert "nan: 1 of 47" in problems[0]
+    assert_right(rows_of(tmp_path / "out.parquet"), ("a", "e"))
+
+
+def test_memory_of_a_table_does_not_hold_all_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(bulk, "COMMIT_EVERY", 1)
+    table = write_table(tmp_path / "table")
+    encode_sets(make(), table, tmp_path / "out.parquet", chunk_size=32)
+    assert_right(rows_of(tmp_path / "out.parquet"), ("a", "b", "d", "e"))
+
+
+def test_a_head_that_gives_one_number_a_set_is_written(tmp_path):
+    class Mean(nn.Module):
+        def forward(self, z):
+            return z.mean((1, 2))
+
+    encode_sets(ss.SetModel(make().encoder, Mean()).eval(), files(), tmp_path / "out.parquet")
+    assert len(rows_of(tmp_path / "out.parquet")["a"]["y"]) == 1
 
 
 def test_options_that_cannot_be(tmp_path):

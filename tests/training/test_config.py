@@ -22,6 +22,11 @@ def config(**options):
         ({"gradient": "some"}, "gradient must be one of"),
         ({"optimizer": "sgd"}, "optimizer must be one of"),
         ({"amp": "fp8"}, "amp must be one of"),
+        ({"gradient": "none"}, "trains nothing; got gradient"),
+        ({"clip": 0.0}, "clip must be positive"),
+        ({"warmup": -3}, "warmup must not be negative"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"beta1": 5.0}, "beta1 and beta2 lie between 0 and 1; got beta1 = 5.0"),
     ],
 )
 def test_wrong_options_are_refused_with_a_message(options, message):

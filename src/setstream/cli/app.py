@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from setstream import __version__
@@ -38,13 +39,13 @@ def run() -> None:
     try:
         app()
     except NonFiniteError as error:
-        errors.print(f"[red]not finite:[/red] {error}", soft_wrap=True, highlight=False)
+        errors.print(f"[red]not finite:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(NOT_FINITE)
     except ConfigurationError as error:
-        errors.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(WRONG_OPTIONS)
     except SetstreamError as error:
-        errors.print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)
+        errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         sys.exit(FAILED)
 
 
@@ -225,6 +226,7 @@ def encode(
     ray_address: Annotated[str | None, typer.Option(help="An existing Ray cluster; a local one unless given.")] = None,
     workers: Annotated[int | None, typer.Option(help="Ray workers.")] = None,
     set_column: Annotated[str | None, typer.Option(help="Of tables: the column of set ids.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Of tables: the feature columns, with commas between.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without sets that cannot be read; list them.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
 ) -> None:
@@ -243,6 +245,7 @@ def encode(
         ray_address=ray_address,
         workers=workers,
         set_column=set_column,
+        columns=columns.split(",") if columns else None,
         skip_bad=skip_bad,
         device=device,
         console=console,
@@ -280,7 +283,7 @@ def report(
     console.print(f"{len(runs)} runs: {out}", highlight=False)
 
 
-BENCHMARKS = ("pooling", "step", "memory", "variance")
+BENCHMARKS = ("pooling", "step", "memory", "variance", "encode")
 
 
 @app.command(
@@ -289,7 +292,7 @@ BENCHMARKS = ("pooling", "step", "memory", "variance")
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="pooling, step, memory or variance.")],
+    name: Annotated[str, typer.Argument(help="pooling, step, memory, variance or encode.")],
     folder: Annotated[Path, typer.Option(help="Where the benchmarks are: in a checkout of setstream.")] = Path("benchmarks"),
 ) -> None:
     """Run one of the benchmarks; further options are its own."""
@@ -336,5 +339,5 @@ def models(task: Annotated[str, typer.Argument(help="A task.")] = "clustering") 
 
     rows = Table("model", "what it is", box=None)
     for name, build in task_class(task).models.items():
-        rows.add_row(name, (build.__doc__ or "").strip().splitlines()[0])
+        rows.add_row(name, (build.__doc__ or "").strip().partition("\n")[0])
     console.print(rows)

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream import data as sets
@@ -30,10 +31,14 @@ def load_model(run_folder: Path, device: str) -> SetModel:
     return model.to(choose_device(device)).eval()
 
 
-def open_data(path: Path, set_column: str | None) -> SetDataset | ParquetSets:
+def open_data(path: Path, set_column: str | None, columns: list[str] | None) -> SetDataset | ParquetSets:
     """Tables as they are, everything else as a dataset of sources."""
     tables = path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
-    return ParquetSets(path, set_column) if tables else sets.open(path)
+    return ParquetSets(path, set_column, columns) if tables else sets.open(path)
+
+
+def _skipped(problem: str, console: Console) -> None:
+    console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
 
 
 def run_encode(
@@ -49,21 +54,22 @@ def run_encode(
     ray_address: str | None,
     workers: int | None,
     set_column: str | None,
+    columns: list[str] | None,
     skip_bad: bool,
     device: str,
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
     model = load_model(run_folder, device)
-    found = open_data(data, set_column)
+    found = open_data(data, set_column, columns)
     if isinstance(found, SetDataset):
         found, problems = found.check(skip_bad)
         for problem in problems:
-            console.print(f"[yellow]skipped[/yellow] {problem}", soft_wrap=True, highlight=False)
+            _skipped(problem, console)
     total = len(found) if isinstance(found, SetDataset) else None
     began = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
+    shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
+    with Progress(*shown, console=console) as bar:
         row = bar.add_task("encoding", total=total, rate="")
 
         def show(elements: int, done: int) -> None:
@@ -82,5 +88,6 @@ def run_encode(
             progress=show,
             ray_address=ray_address,
             workers=workers,
+            on_bad=(lambda problem: _skipped(problem, console)) if skip_bad else None,
         )
     console.print(f"{count} sets: {out}", highlight=False)

@@ -23,12 +23,13 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from setstream.cli.options import merge
 from setstream.errors import ConfigurationError
 from setstream.training.checkpoint import write_atomically
-from setstream.training.config import TrainConfig, read_options
+from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
 
 INTERRUPTED = 130
@@ -46,8 +47,17 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether it has reached its end, now or earlier."""
-        return (self.folder / "result.json").exists()
+        """Whether it has reached its end, now or earlier, with these options."""
+        if not (self.folder / "result.json").exists():
+            return False
+        before = json.loads((self.folder / "config.json").read_text())
+        now = json.loads(json.dumps(self.config.to_dict()))
+        differing = [name for name in now if name in before and name not in FREE and before[name] != now[name]]
+        if differing:
+            raise ConfigurationError(
+                f"{self.folder} holds a finished run with other {', '.join(differing)}: give this run another name, or move it"
+            )
+        return True
 
 
 def read_sweep(file: Path, out: Path) -> list[Run]:
@@ -100,7 +110,7 @@ def table(runs: list[Run]) -> Group:
         rows.add_row(run.name, run.config.model, run.config.gradient, step, loss, shown, style=color)
         if run.failed:
             log = run.folder / "log.txt"
-            problems.append(f"[red]{run.name} failed[/red], see {log}: " + "\n".join(log.read_text().splitlines()[-2:]))
+            problems.append(f"[red]{run.name} failed[/red], see {log}: " + escape("\n".join(log.read_text().splitlines()[-2:])))
     return Group(rows, *problems)
 
 

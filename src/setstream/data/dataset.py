@@ -7,7 +7,9 @@ for batch in SetLoader(train, batch=4, chunk_size=256): ...      batch.sets goes
 
 from __future__ import annotations
 
+import copy
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +71,8 @@ class SetDataset(Sequence[SetSource]):
 
     def with_labels(self, path: str | Path, *, missing: str = "error") -> SetDataset:
         """Labels from a CSV with a column of ids and one of labels; missing: error, or drop sets that it does not name."""
+        if missing not in ("error", "drop"):
+            raise ConfigurationError(f"missing is error or drop; got {missing!r}")
         rows = read_csv(Path(path))
         ids, labels = _column(rows, ID_COLUMNS, path), _column(rows, LABEL_COLUMNS, path)
         table = dict(zip(ids, map(_number, labels), strict=True))
@@ -77,7 +81,7 @@ class SetDataset(Sequence[SetSource]):
             raise DataError(
                 f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; missing='drop' drops them"
             )
-        kept = [source for source in self.sources if source.id in table]
+        kept = [copy.copy(source) for source in self.sources if source.id in table]
         for source in kept:
             source.label = table[source.id]
         return SetDataset(kept)
@@ -120,23 +124,25 @@ class SetDataset(Sequence[SetSource]):
 
     def check(self, skip_bad: bool = False) -> tuple[SetDataset, list[str]]:
         """Open every set: all must have elements of one shape. Gives the good ones and what is wrong with the others."""
-        good: list[SetSource] = []
-        problems: list[str] = []
-        shape: tuple[int, ...] | None = None
+        shapes: dict[str, tuple[int, ...]] = {}
+        problems: dict[str, str] = {}
         for source in self.sources:
             try:
-                size, own = len(source), source.shape
-                if size and shape is None:
-                    shape = own
-                if size and own != shape:
-                    raise DataError(f"{source.id}: elements are {own}; those of the sets before are {shape}")
+                if len(source):
+                    shapes[source.id] = source.shape
             except DataError as error:
                 if not skip_bad:
                     raise
-                problems.append(str(error))
-            else:
-                good.append(source)
-        return SetDataset(good), problems
+                problems[source.id] = str(error)
+            finally:
+                source.close()
+        usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
+        for name, shape in shapes.items():
+            if shape != usual:
+                problems[name] = f"{name}: elements are {shape}; those of most sets are {usual}"
+                if not skip_bad:
+                    raise DataError(problems[name])
+        return SetDataset([source for source in self.sources if source.id not in problems]), list(problems.values())
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -156,10 +162,12 @@ def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) 
 
 
 def _number(text: str) -> Any:
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 @dataclass(frozen=True)
@@ -220,7 +228,7 @@ class SetLoader:
         return -(-len(self.dataset) // self.batch)
 
     def __iter__(self) -> Iterator[SetBatch]:
-        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch)) % 2**63)
+        generator = torch.Generator().manual_seed((self.seed * 2**32 + self.epoch) % 2**63)
         self.epoch += 1
         order = torch.randperm(len(self.dataset), generator=generator) if self.shuffle else torch.arange(len(self.dataset))
         for numbers in order.split(self.batch):

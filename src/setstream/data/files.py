@@ -11,8 +11,12 @@ the key and the shape.
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
+import weakref
 from abc import abstractmethod
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,22 @@ def need(module: str, extra: str = "data") -> Any:
         raise ConfigurationError(f"these files need {package}: pip install 'setstream[{extra}]'") from error
 
 
+# Files that are open: the ones used longest ago are closed, so that a data set of any size stays below the system's limit.
+OPEN_FILES = 64
+_open: OrderedDict[int, weakref.ref[FileSource]] = OrderedDict()
+_open_lock = threading.Lock()
+
+
+def _opened(source: FileSource) -> None:
+    with _open_lock:
+        _open.pop(id(source), None)
+        _open[id(source)] = weakref.ref(source)
+        while len(_open) > OPEN_FILES:
+            oldest = _open.popitem(last=False)[1]()
+            if oldest is not None:
+                oldest.close()
+
+
 class FileSource(SetSource):
     """A set in one file, opened lazily and once for each process."""
 
@@ -58,12 +78,22 @@ class FileSource(SetSource):
                 raise DataError(f"{self.path}: there is no such file")
             try:
                 self._array = self.open()
-            except (OSError, ValueError, RuntimeError, EOFError) as error:
-                if isinstance(error, DataError | ConfigurationError):
+            except (DataError, ConfigurationError):
+                raise
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                     raise
                 raise DataError(f"{self.path}: cannot be read, it may be cut off or of another kind: {error}") from error
             self._process = os.getpid()
+            _opened(self)
         return self._array
+
+    def close(self) -> None:
+        """Give back the file."""
+        file = getattr(self._array, "file", None)  # HDF5
+        if file is not None and self._process == os.getpid():
+            file.close()
+        self._array = None
 
     def __len__(self) -> int:
         return int(self.array.shape[0])
@@ -77,7 +107,7 @@ class FileSource(SetSource):
     def dtype(self) -> torch.dtype:
         """The type of its numbers."""
         kind = self.array.dtype
-        return kind if isinstance(kind, torch.dtype) else torch.from_numpy(np.empty(0, kind)).dtype
+        return kind if isinstance(kind, torch.dtype) else self._tensor(np.empty(0, kind)).dtype
 
     def read(self, start: int, stop: int) -> Tensor:
         """A range, read from the file."""
@@ -85,7 +115,14 @@ class FileSource(SetSource):
             found = self.array[start:stop]
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"{self.path}: elements {start} .. {stop - 1} cannot be read: {error}") from error
-        return found if isinstance(found, Tensor) else torch.from_numpy(np.ascontiguousarray(found))
+        return found if isinstance(found, Tensor) else self._tensor(found)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        """An own, writable copy in the machine's byte order."""
+        try:
+            return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+        except TypeError as error:
+            raise DataError(f"{self.path}: elements of type {array.dtype} are no numbers that a network can read") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_array": None}
@@ -100,10 +137,6 @@ class NpySource(FileSource):
         if array.ndim < 1:
             raise DataError(f"{self.path}: holds a single number; a set is (N, ...)")
         return array
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """A copy of the range: the map is read-only, and its pages need not stay."""
-        return torch.from_numpy(np.array(self.array[start:stop]))
 
 
 class TorchSource(FileSource):
@@ -124,8 +157,8 @@ class TorchSource(FileSource):
 class H5Source(FileSource):
     """A data set of an HDF5 file; CLAM's and TRIDENT's `features` unless another key is given.
 
-    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements. `coords` and the
-    attributes of the file go into the metadata when they are asked for.
+    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements. Where each
+    element lies is asked for with `coords()`.
     """
 
     def __init__(
@@ -163,7 +196,7 @@ class _Squeezed:
     """An array (1, N, ...) seen as (N, ...)."""
 
     def __init__(self, array: Any) -> None:
-        self.array, self.shape, self.dtype = array, array.shape[1:], array.dtype
+        self.array, self.shape, self.dtype, self.file = array, array.shape[1:], array.dtype, array.file
 
     def __getitem__(self, index: slice) -> Any:
         return self.array[0, index]

@@ -27,6 +27,8 @@ from setstream.errors import DataError
 
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
+# Numbers that are rarely meant to be features.
+NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")
 SUFFIXES = (".parquet", ".pq", ".arrow", ".feather")
 
 
@@ -63,7 +65,14 @@ class ParquetSets:
                 f"{self.files[0]}: has no column of set ids ({set_column or ', '.join(SET_COLUMNS)}); its columns are {names}"
             )
         listed = next((name for name in FEATURE_COLUMNS if name in names), None)
-        self.columns = columns or ([listed] if listed else [name for name in numeric if name != self.set_column])
+        plain = [name for name in numeric if name != self.set_column]
+        doubtful = [name for name in plain if name.lower() in NO_FEATURES]
+        if columns is None and listed is None and doubtful:
+            raise DataError(
+                f"{self.files[0]}: {doubtful} may be labels or times rather than features: name the feature columns "
+                f"(columns=[...], --columns); its columns are {names}"
+            )
+        self.columns = columns or ([listed] if listed else plain)
         missing = [name for name in self.columns if name not in names]
         if missing or not self.columns:
             raise DataError(f"{self.files[0]}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
@@ -140,7 +149,7 @@ class ParquetSets:
             if group.file.suffix in (".arrow", ".feather"):
                 return arrow.Table.from_batches([opened.get_batch(group.number)]).select(columns)
             return opened.read_row_group(group.number, columns=columns, use_threads=False)
-        except (arrow.ArrowException, OSError, KeyError) as error:
+        except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
             raise DataError(f"{group.file}, row group {group.number}: cannot be read: {error}") from error
 
     def _ids(self, table: Any, group: Group) -> np.ndarray:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -70,15 +71,16 @@ class SetSource(ABC):
         if not len(index):
             return self.read(0, 0)
         order = index.argsort()
-        positions = index[order].tolist()
-        if positions[0] < 0 or positions[-1] >= len(self):
-            raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {positions[0]} .. {positions[-1]}")
-        cuts = [i for i in range(1, len(positions)) if positions[i] - positions[i - 1] > SMALL_GAP]
+        positions = index[order]
+        lowest, highest = int(positions[0]), int(positions[-1])
+        if lowest < 0 or highest >= len(self):
+            raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {lowest} .. {highest}")
+        cuts = ((positions.diff() > SMALL_GAP).nonzero().flatten() + 1).tolist()
         pieces = []
-        for first, last in zip([0, *cuts], [*cuts, len(positions)], strict=True):
-            low = positions[first]
-            block = self.read(low, positions[last - 1] + 1)
-            pieces.append(block[torch.tensor(positions[first:last]) - low])
+        for first, last in pairwise([0, *cuts, len(positions)]):
+            low = int(positions[first])
+            block = self.read(low, int(positions[last - 1]) + 1)
+            pieces.append(block[positions[first:last] - low])
         found = torch.cat(pieces)
         back = torch.empty_like(found)
         back[order] = found
@@ -98,6 +100,9 @@ class SetSource(ABC):
     def tensor(self) -> Tensor:
         """All elements, in memory."""
         return self.read(0, len(self))
+
+    def close(self) -> None:  # noqa: B027 - most sources hold nothing
+        """Give back what holds the file open; reading opens it again."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {len(self)} x {tuple(self.shape)}, {self.dtype})"

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.tasks import task_class
 from setstream.training.checkpoint import load_weights
-from setstream.training.config import TrainConfig, read_options
+from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
 from setstream.training.task import Task
 
@@ -32,11 +30,6 @@ class FinishedRun:
         """The test metrics at the end."""
         found: dict[str, float] = self.result["metrics"]
         return found
-
-    def milliseconds(self) -> float | None:
-        """Wall clock a step, evaluations included; None for a run that was resumed at its end."""
-        steps = self.result.get("steps_timed", 0)
-        return 1000 * self.result["seconds"] / steps if steps else None
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """A test metric by step."""
@@ -64,10 +57,14 @@ class FinishedRun:
 def find_runs(folders: list[Path]) -> list[FinishedRun]:
     """All finished runs in or below the folders."""
     found = []
+    seen: set[Path] = set()
     for folder in folders:
         if not folder.is_dir():
             raise ConfigurationError(f"there is no folder {folder}")
-        for result in sorted(folder.rglob("result.json")):
+        for result in sorted(folder.resolve().rglob("result.json")):
+            if result in seen:
+                continue
+            seen.add(result)
             config = TrainConfig.from_dict(read_options(result.parent / "config.json"))
             found.append(FinishedRun(result.parent, config, json.loads(result.read_text())))
     if not found:
@@ -76,19 +73,25 @@ def find_runs(folders: list[Path]) -> list[FinishedRun]:
 
 
 def by_label(runs: list[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    """Runs that differ in nothing but their seed, together."""
+    """Runs that differ in nothing but their seed, together; where labels coincide, they say what else differs."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(run.label(), []).append(run)
-    return groups
+        same = {name: value for name, value in run.config.to_dict().items() if name != "seed" and name not in FREE}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+    labels: dict[str, list[list[FinishedRun]]] = {}
+    for group in groups.values():
+        labels.setdefault(group[0].label(), []).append(group)
+    found: dict[str, list[FinishedRun]] = {}
+    for label, own in labels.items():
+        configs = [group[0].config.to_dict() for group in own]
+        differing = [n for n in configs[0] if n not in FREE | {"seed"} and any(c[n] != configs[0][n] for c in configs)]
+        for group, config in zip(own, configs, strict=True):
+            extra = "".join(f", {name} {config[name]}" for name in differing)
+            found[f"{label[:-1]}{extra})"] = group
+    return found
 
 
 def mean_and_spread(values: list[float]) -> str:
     """Mean and standard deviation over seeds, as text."""
     mean = statistics.mean(values)
     return f"{mean:.3f} ± {statistics.stdev(values):.3f}" if len(values) > 1 else f"{mean:.3f}"
-
-
-def parameters(model: torch.nn.Module) -> int:
-    """How many numbers it learns."""
-    return sum(p.numel() for p in model.parameters())

@@ -10,7 +10,9 @@ doubled. The output itself is written at the end, aside, and renamed.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
 from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError, MismatchError
+from setstream.errors import ConfigurationError, DataError, MismatchError, NonFiniteError, ShapeError
 from setstream.model import SetModel
 from setstream.scale.partial import by_set
 from setstream.state import State
@@ -41,6 +43,15 @@ CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, place INTEGER NOT NULL, 
 """
 
 Progress = Callable[[int, int], None]  # elements so far, sets so far
+
+
+def flush(path: Path) -> None:
+    """Make sure that a file is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 class Journal:
@@ -80,6 +91,11 @@ class Journal:
         """How many sets, or row groups, are done."""
         return int(self.meta("position") or 0)
 
+    def state(self, name: str) -> State | None:
+        """The state of one set, if there is one."""
+        row = self.database.execute("SELECT state FROM states WHERE id = ?", (name,)).fetchone()
+        return None if row is None else State.from_bytes(row[0])
+
     def states(self) -> Iterator[tuple[str, State]]:
         """All states, in the order in which their sets first came."""
         for name, blob in self.database.execute("SELECT id, state FROM states ORDER BY place"):
@@ -103,12 +119,14 @@ def encode_sets(
     progress: Progress | None = None,
     ray_address: str | None = None,
     workers: int | None = None,
+    on_bad: Callable[[str], None] | None = None,
 ) -> int:
     """Encode all sets and write a row for each; gives the number of rows.
 
     states:  keep the states too, in a StateStore of this name.
     update:  begin with the states of this store, which is only read: `data` then holds new elements of known or new sets.
     engine:  local, or ray (see `scale/ray.py`).
+    on_bad:  called with what is wrong with a set that cannot be read; it is left out. Without it, that is an error.
     """
     out = Path(out)
     if out.suffix not in OUTPUTS:
@@ -121,10 +139,15 @@ def encode_sets(
     if encoder.training:
         raise ConfigurationError("a model in training mode draws its slots anew for every set: call model.eval() first")
     out.parent.mkdir(parents=True, exist_ok=True)
-    fingerprint = encoder.empty(1).fingerprint
-    ids = [] if isinstance(data, ParquetSets) else data.ids
-    job = {"fingerprint": fingerprint, "sets": len(ids), "first": ids[:1], "update": str(update) if update else None}
+    if update is not None and not Path(update).is_file():
+        raise ConfigurationError(f"there is no store of earlier states {update}")
+    if what == "predictions" and not isinstance(model, SetModel):
+        raise ConfigurationError("an encoder alone makes no predictions: ask for representations")
+    need("pyarrow" if out.suffix == ".parquet" else "h5py")
+    job = {"encoder": encoder.empty(1).fingerprint, "data": identity(data), "engine": engine, "update": str(update or "")}
     place = out.with_name(f".{out.name}.journal")
+    if states is not None and Path(states).exists() and not place.exists():
+        raise ConfigurationError(f"{states} is already there: name a new file for the states")
     journal = Journal(place, job)
     if engine == "ray":
         from setstream.scale.ray import ray_states
@@ -134,7 +157,7 @@ def encode_sets(
     elif isinstance(data, ParquetSets):
         _work_through_table(encoder, data, journal, chunk_size, progress)
     else:
-        _work_through_files(encoder, data, journal, chunk_size, progress)
+        _work_through_files(encoder, data, journal, chunk_size, progress, on_bad)
     whole = _with_earlier(journal, encoder, update)
     rows = write_rows(model, whole, out, what)
     if states is not None:
@@ -145,43 +168,73 @@ def encode_sets(
     return rows
 
 
+def identity(data: SetDataset | ParquetSets) -> str:
+    """A digest of which files (or sets in memory) these are, so that a journal is never continued with others."""
+    if isinstance(data, ParquetSets):
+        facts: list[Any] = [data.set_column, data.columns, *map(_file_facts, data.files)]
+    else:
+        facts = [[s.id, _file_facts(s.path) if hasattr(s, "path") else len(s)] for s in data]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def _file_facts(path: Path) -> list[Any]:
+    if not path.exists():
+        return [str(path.resolve())]
+    return [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+
+
 def _work_through_files(
-    encoder: SetEncoder, data: SetDataset, journal: Journal, chunk_size: int, progress: Progress | None
+    encoder: SetEncoder,
+    data: SetDataset,
+    journal: Journal,
+    chunk_size: int,
+    progress: Progress | None = None,
+    on_bad: Callable[[str], None] | None = None,
 ) -> None:
     elements = 0
+    start = journal.position
     for number, source in enumerate(data):
-        if number < journal.position:
+        if number < start:
             continue
-        state = encoder.empty(1)
-        for chunk in source.chunks(chunk_size):
-            with torch.no_grad():
-                state = encoder.update(state, chunk.unsqueeze(0).to(state.device))
-            elements += len(chunk)
-            if progress is not None:
-                progress(elements, number)
-        journal.commit({source.id: state}, number + 1)
+        state: State | None = encoder.empty(1)
+        try:
+            for chunk in source.chunks(chunk_size):
+                assert state is not None
+                with torch.no_grad():
+                    state = encoder.update(state, chunk.unsqueeze(0).to(state.device))
+                elements += len(chunk)
+                if progress is not None:
+                    progress(elements, number)
+        except (DataError, NonFiniteError, ShapeError) as error:
+            message = str(error) if isinstance(error, DataError) else f"{source.id}: {error}"
+            if on_bad is None:
+                raise DataError(message) from error
+            on_bad(message)
+            state = None
+        finally:
+            source.close()
+        journal.commit({} if state is None else {source.id: state}, number + 1)
         if progress is not None:
             progress(elements, number + 1)
 
 
 def _work_through_table(
-    encoder: SetEncoder, data: ParquetSets, journal: Journal, chunk_size: int, progress: Progress | None
+    encoder: SetEncoder, data: ParquetSets, journal: Journal, chunk_size: int, progress: Progress | None = None
 ) -> None:
-    known = dict(journal.states())
-    changed: dict[str, State] = {}
+    changed: dict[str, State] = {}  # since the last commit
     elements = 0
     groups = data.groups()
     start = journal.position
     for number, (ids, features) in enumerate(data.stream(groups=groups[start:]), start=start + 1):
         for name, state in by_set(encoder, ids, features, chunk_size):
-            before = known.get(name)
-            known[name] = changed[name] = state if before is None else before + state
+            before = changed.get(name) or journal.state(name)
+            changed[name] = state if before is None else before.to(state.device) + state
         elements += len(ids)
         if number % COMMIT_EVERY == 0 or number == len(groups):
             journal.commit(changed, number)
             changed = {}
         if progress is not None:
-            progress(elements, len(known))
+            progress(elements, number)
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:
@@ -189,33 +242,29 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
     if update is None:
         yield from journal.states()
         return
-    if not Path(update).is_file():
-        raise ConfigurationError(f"there is no store of earlier states {update}")
     with StateStore(update, encoder) as earlier:
         seen = set()
         for name, state in journal.states():
             seen.add(name)
-            yield name, earlier.get(name) + state if name in earlier else state
+            yield name, earlier.get(name) + state.to(encoder.home() or "cpu") if name in earlier else state
         for name in earlier.ids():
             if name not in seen:
                 yield name, earlier.get(name)
 
 
 def _write_store(model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], path: Path) -> None:
-    if path.exists():
-        raise ConfigurationError(f"{path} is already there: name a new file for the states")
     hidden = path.with_name(f".{path.name}.writing")
     for file in (hidden, *hidden.parent.glob(f"{hidden.name}-*")):
         file.unlink(missing_ok=True)
     with StateStore(hidden, model) as store:
         store.fill(states)
-    hidden.rename(path)
+    hidden.replace(path)
 
 
 def as_rows(output: Any) -> Tensor:
     """Whatever a head gives, as one row of numbers for each set: (B, D)."""
     if isinstance(output, Tensor):
-        return output.flatten(1)
+        return output.reshape(len(output), -1)
     if isinstance(output, dict):
         return torch.cat([as_rows(value) for value in output.values()], dim=1)
     flat = getattr(output, "flat", None)
@@ -232,8 +281,6 @@ def write_rows(
     """Finalise states and write their rows, some at a time."""
     encoder = model.encoder if isinstance(model, SetModel) else model
     predict = isinstance(model, SetModel) and what != "representations"
-    if what == "predictions" and not isinstance(model, SetModel):
-        raise ConfigurationError("an encoder alone makes no predictions: ask for representations")
     hidden = out.with_name(f".{out.name}.writing")
     writer = (_ParquetRows if out.suffix == ".parquet" else _H5Rows)(hidden)
     total = 0
@@ -250,7 +297,8 @@ def write_rows(
         writer.write(names, columns)
         total += len(names)
     writer.close()
-    hidden.rename(out)
+    flush(hidden)
+    hidden.replace(out)
     return total
 
 

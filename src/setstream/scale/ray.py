@@ -83,5 +83,4 @@ def ray_states(
     finally:
         if started:
             ray.shutdown()
-    order = data.ids() if isinstance(data, ParquetSets) else data.ids
-    return {name: found[name] for name in order}
+    return {name: found[name] for name in (sorted(found) if isinstance(data, ParquetSets) else data.ids)}

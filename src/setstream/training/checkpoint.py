@@ -43,8 +43,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def save_weights(model: nn.Module, path: Path) -> None:
-    """The weights as safetensors; tensors that share memory are stored once for each name."""
-    save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}, path)
+    """The weights as safetensors, at once; tensors that share memory are stored once for each name."""
+    hidden = path.with_name(f".{path.name}.writing")
+    save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}, hidden)
+    flush(hidden)
+    hidden.replace(path)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -67,8 +70,10 @@ class Checkpoints:
         return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*") if path.is_dir())
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
-        """Write a checkpoint and drop the oldest."""
+        """Write a checkpoint and drop the oldest. One that is there already is what this one would be."""
         target = self.folder / f"step-{step:08d}"
+        if target.is_dir():
+            return target
         hidden = self.folder / f".step-{step:08d}.{os.getpid()}"
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
@@ -77,7 +82,6 @@ class Checkpoints:
         (hidden / "progress.json").write_text(json.dumps(progress | {"step": step}))
         for path in hidden.iterdir():
             flush(path)
-        shutil.rmtree(target, ignore_errors=True)
         hidden.rename(target)
         flush(self.folder)
         for old in self.steps()[:-KEPT]:

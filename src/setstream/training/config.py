@@ -18,6 +18,8 @@ OPTIMIZERS = ("adam", "adamw")
 SCHEDULES = ("constant", "step", "cosine")
 PARALLEL = ("data", "set")
 AMP = ("none", "bf16")
+#: Options that may change when a run goes on: they do not change what it computes.
+FREE = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,18 @@ class TrainConfig:
         for name in ("steps", "batch", "chunk_size", "grad_chunks", "log_every", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if not self.lr > 0:
-            raise ConfigurationError(f"lr must be positive; got {self.lr}")
+        bounds = {
+            "lr must be positive": self.lr > 0,
+            "clip must be positive, or left out": self.clip is None or self.clip > 0,
+            "threads must be at least 1": self.threads is None or self.threads >= 1,
+            "warmup must not be negative": self.warmup >= 0,
+            "weight_decay must not be negative": self.weight_decay >= 0,
+            "beta1 and beta2 lie between 0 and 1": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
+            "gradient 'none' trains nothing": self.gradient != "none",
+        }
+        for rule, holds in bounds.items():
+            if not holds:
+                raise ConfigurationError(f"{rule}; got {', '.join(f'{n} = {getattr(self, n)!r}' for n in _names(rule))}")
 
     @classmethod
     def from_dict(cls, options: dict[str, Any]) -> Self:
@@ -115,6 +127,11 @@ class TrainConfig:
             done = min(1.0, max(0, step - self.warmup) / max(1, self.steps - self.warmup))
             return self.lr * rise * (self.final_factor + (1 - self.final_factor) * 0.5 * (1 + cos(pi * done)))
         return self.lr * rise
+
+
+def _names(rule: str) -> list[str]:
+    """The options that a rule speaks of."""
+    return [own.name for own in dataclasses.fields(TrainConfig) if own.name in rule.split()]
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -22,12 +22,22 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", rank % torch.cuda.device_count())
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigurationError(f"there is no kind of device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
+    if name == "cuda" and torch.cuda.is_available():
+        device = torch.device("cuda", rank % torch.cuda.device_count())
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError(f"device {name!r} was asked for, and there is no CUDA device here: use --device auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceError(f"device {name!r} was asked for, and there is no MPS device here: use --device auto or cpu")
     return device
+
+
+def local_rank() -> int:
+    """The number of this process on its machine, as torchrun counts."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class Processes:
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:
             return Processes()
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         return Processes(dist.get_rank(), world, dist.group.WORLD)
@@ -75,6 +87,6 @@ class Processes:
             return flag
         seen = torch.tensor([float(flag)])
         if dist.get_backend() == "nccl":
-            seen = seen.cuda()
+            seen = seen.cuda()  # the device of this process, as join has set it
         dist.all_reduce(seen, dist.ReduceOp.MAX)
         return bool(seen.item())

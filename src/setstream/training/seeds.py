@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from setstream.passes import generators
+
 
 def mix(*numbers: int) -> int:
     """One well-mixed 63-bit seed of several numbers (the finaliser of SplitMix64, applied to each in turn).
@@ -26,12 +28,8 @@ def mix(*numbers: int) -> int:
 
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Set the generators that modules draw from (dropout, slots, partitions) for one step of one rank."""
-    own = mix(seed, step, rank, 1)
-    torch.default_generator.manual_seed(own)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(own)
-    elif device.type == "mps":
-        torch.mps.manual_seed(own)
+    for generator in generators(device):
+        generator.manual_seed(mix(seed, step, rank, 1))
 
 
 def batch_generator(seed: int, step: int) -> torch.Generator:

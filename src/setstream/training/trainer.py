@@ -13,12 +13,14 @@ bit, as one that was not.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import signal
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -31,9 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 from setstream.errors import ConfigurationError, NonFiniteError
 from setstream.model import SetModel
 from setstream.training.allocator import keep_freed_memory
-from setstream.training.checkpoint import Checkpoints, save_weights, write_atomically
-from setstream.training.config import TrainConfig
-from setstream.training.processes import Processes, choose_device
+from setstream.training.checkpoint import Checkpoints, load_weights, save_weights, write_atomically
+from setstream.training.config import FREE, TrainConfig
+from setstream.training.processes import Processes, choose_device, local_rank
 from setstream.training.progress import Progress
 from setstream.training.record import Metrics, environment
 from setstream.training.seeds import batch_generator, seed_step
@@ -77,10 +79,8 @@ class Trainer:
 
     def __init__(self, task: Task, config: TrainConfig, folder: str | Path, *, shown: bool = True) -> None:
         self.task, self.config, self.folder, self.shown = task, config, Path(folder), shown
-        self.device = choose_device(config.device)
+        self.device = choose_device(config.device, local_rank())
         self.processes = Processes.join(self.device)
-        if self.processes.world > 1:
-            self.device = choose_device(config.device, self.processes.rank)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         keep_freed_memory()
@@ -92,13 +92,18 @@ class Trainer:
             self._parameter_groups(), config.lr, (config.beta1, config.beta2), fused=self.device.type in ("cpu", "cuda")
         )
         self.step = 0
+        self.losses: list[float] = []  # since the last line of the log
         self._stop = threading.Event()
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
     def run(self, *, resume: bool = True) -> Result:
         """Train to the end, or until interrupted (Ctrl-C or SIGTERM save and stop)."""
-        self._open(resume)
+        with self._lock():
+            finished = self._open(resume)
+            return self._run() if finished is None else finished
+
+    def _run(self) -> Result:
         config, own = self.config, self.processes
         group = own.group if config.parallel == "set" else None
         encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group)
@@ -107,26 +112,26 @@ class Trainer:
             module = DistributedDataParallel(module)
         metrics = Metrics(self.folder, config.tensorboard, self.step) if own.first else None
         title = f"{config.task}/{config.model}"
-        losses: list[float] = []
         began, first = time.monotonic(), self.step
         self.model.train()
         with Progress(config.steps, title, self.step, self.shown and own.first) as progress, self._interruptible():
             while self.step < config.steps and not own.any(self._stop.is_set()):
-                losses.append(self._train_step(module))
+                self.losses.append(self._train_step(module))
                 self.step += 1
                 if self.step % config.log_every == 0 or self.step == config.steps:
-                    mean = sum(losses) / len(losses)
-                    losses.clear()
+                    mean = sum(self.losses) / len(self.losses)
+                    self.losses.clear()
                     if metrics is not None:
                         metrics.write(self.step, "train", {"loss": mean, "lr": config.rate(self.step - 1)})
                     progress.update(self.step, mean)
-                if self.step % config.checkpoint_every == 0:
-                    self._save()
                 if self.step % config.evaluate_every == 0 and self.step < config.steps:
                     found = self._evaluate(quick=True)
                     if metrics is not None:
                         metrics.write(self.step, "test", found)
                         progress.say(f"{title}  step {self.step}  {_text(found)}")
+                # Last: whoever goes on from here finds everything of this step written.
+                if self.step % config.checkpoint_every == 0 or self.step == config.steps:
+                    self._save()
             done = self.step >= config.steps
             seconds = time.monotonic() - began
             if not done:
@@ -145,15 +150,35 @@ class Trainer:
                 progress.say(f"{title}  done  {_text(final)}")
         return Result(self.step, True, final, self.folder)
 
-    def _open(self, resume: bool) -> None:
-        """Make the run folder, or go on in it."""
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the run folder: two processes that train in one would spoil each other's checkpoints."""
+        if not self.processes.first:
+            yield
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigurationError(f"{self.folder}: another process is training in this folder") from error
+            yield
+
+    def _open(self, resume: bool) -> Result | None:
+        """Make the run folder, or go on in it; a run that is finished already is given back as it was."""
         options = json.dumps(self.config.to_dict(), indent=2)
         written = self.folder / "config.json"
         steps = self.checkpoints.steps()
-        if written.exists() and (steps or not resume):
+        if written.exists():
             if not resume:
                 raise ConfigurationError(f"{self.folder} already holds a run: resume it, or choose another folder")
             self._must_match(json.loads(written.read_text()))
+            result = self.folder / "result.json"
+            if result.exists():
+                found = json.loads(result.read_text())
+                load_weights(self.model, self.folder / "model.safetensors")
+                self.step = found["step"]
+                return Result(self.step, True, found["metrics"], self.folder)
         self.processes.wait()
         if self.processes.first:
             (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -161,14 +186,15 @@ class Trainer:
             write_atomically(written, options)
             write_atomically(self.folder / "environment.json", json.dumps(environment(self.device), indent=2))
         if steps:
-            self.step = int(self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)["step"])
+            progress = self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)
+            self.step, self.losses = int(progress["step"]), list(progress.get("losses", []))
         self.processes.wait()
+        return None
 
     def _must_match(self, before: dict[str, Any]) -> None:
         """A resumed run must be the same run; how often it logs, where and on how many threads does not matter."""
-        free = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
         now = self.config.to_dict()
-        differing = [n for n in now if n not in free and json.loads(json.dumps(now[n])) != before.get(n, now[n])]
+        differing = [n for n in now if n not in FREE and json.loads(json.dumps(now[n])) != before.get(n, now[n])]
         if differing:
             changes = ", ".join(f"{name}: {before.get(name)!r} before, {now[name]!r} now" for name in differing)
             raise ConfigurationError(f"{self.folder} holds a run with other options ({changes}): choose another folder")
@@ -189,16 +215,19 @@ class Trainer:
                 loss = module(batch)
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise NonFiniteError(f"the loss is {value}")
+                raise NonFiniteError(f"the loss is {value}.")
+            loss.backward()
+            norm = nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+            if not math.isfinite(float(norm)):
+                raise NonFiniteError(f"the loss is {value}, and its gradient is not finite.")
         except NonFiniteError as error:
             place = self._save_failed()
             raise NonFiniteError(
                 f"at step {self.step}: {error} The state before this step is in {place}; try a smaller learning rate, "
                 "clipping (clip), or a warm-up."
             ) from error
-        loss.backward()
         if config.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
         self.optimizer.step()
         return value
 
@@ -217,11 +246,14 @@ class Trainer:
 
     def _save(self) -> None:
         if self.processes.first:
-            self.checkpoints.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
+            progress = {"seed": self.config.seed, "losses": self.losses}
+            self.checkpoints.save(self.step, self.model, self.optimizer, progress)
         self.processes.wait()
 
     def _save_failed(self) -> Path:
         failed = Checkpoints(self.folder / "failed")
+        if not self.processes.first:
+            return failed.folder
         return failed.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
@@ -263,7 +295,9 @@ class _Signals:
 def _to(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
-    return [_to(item, device) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list | tuple):
+        return type(value)(_to(item, device) for item in value)
+    return {name: _to(item, device) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _text(metrics: dict[str, float]) -> str:
