@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, count INTEGER NOT NULL, 
 """
 
 
-# SQLite must not be carried through a fork: a child with its parent's locks takes none, and updates get lost. So connections are
+# SQLite must not be carried through a fork: a child with its parent's locks takes none, and updates get lost. Connections are
 # closed before one, when no thread is at work with them, and open again when they are needed.
 _stores: weakref.WeakSet[StateStore] = weakref.WeakSet()
 
