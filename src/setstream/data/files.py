@@ -118,9 +118,9 @@ class FileSource(SetSource):
         return found if isinstance(found, Tensor) else self._tensor(found)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        """An own, writable copy in the machine's byte order."""
+        """As a tensor, in the machine's byte order; a copy where the array is not our own."""
         try:
-            return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+            return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ("C", "W", "O")))
         except TypeError as error:
             raise DataError(f"{self.path}: elements of type {array.dtype} are no numbers that a network can read") from error
 
@@ -129,7 +129,7 @@ class FileSource(SetSource):
 
 
 class NpySource(FileSource):
-    """An .npy file, memory-mapped."""
+    """An .npy file. Its shape comes from a memory map; ranges are read, so that pages of the map do not fill memory."""
 
     def open(self) -> Any:
         """Map the file."""
@@ -137,6 +137,19 @@ class NpySource(FileSource):
         if array.ndim < 1:
             raise DataError(f"{self.path}: holds a single number; a set is (N, ...)")
         return array
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """A range, read from the file."""
+        array = self.array
+        start, stop, _ = slice(start, stop).indices(len(array))
+        if not array.flags.c_contiguous or not array.size or stop <= start:
+            return super().read(start, stop)
+        each = int(np.prod(array.shape[1:], dtype=np.int64))
+        offset = array.offset + start * each * array.itemsize
+        flat = np.fromfile(self.path, array.dtype, (stop - start) * each, offset=offset)
+        if len(flat) < (stop - start) * each:
+            raise DataError(f"{self.path}: is cut off: elements {start} .. {stop - 1} are not all there")
+        return self._tensor(flat.reshape(stop - start, *array.shape[1:]))
 
 
 class TorchSource(FileSource):
