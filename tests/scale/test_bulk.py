@@ -18,6 +18,7 @@ from torch import nn
 
 import setstream as ss
 from setstream.data import ArraySource, ParquetSets, SetDataset
+from setstream.data.parquet import Ids
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.scale import bulk
 from setstream.scale.bulk import encode_sets
@@ -150,7 +151,7 @@ def test_any_cut_into_shares_sums_to_the_same(tmp_path):
 
 def test_rows_of_many_sets_become_their_states():
     encoder = make().encoder
-    ids = np.array(["b", "a", "b", "a", "a"])
+    ids = Ids.of(["b", "a", "b", "a", "a"])
     x = torch.randn(5, 4)
     for chunk in (1, 2, 100):
         found = dict(by_set(encoder, ids, x, chunk))

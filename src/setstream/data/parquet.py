@@ -40,6 +40,23 @@ class Group:
     number: int
 
 
+@dataclass(frozen=True)
+class Ids:
+    """The set of each of n rows: its name is names[codes[row]]. Each name once, and no text for each row."""
+
+    names: list[str]
+    codes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @staticmethod
+    def of(texts: list[str]) -> Ids:
+        """From one text a row."""
+        names, codes = np.unique(np.asarray(texts), return_inverse=True)
+        return Ids([str(name) for name in names], codes)
+
+
 def parquet_files(path: Path) -> list[Path]:
     """The file itself, or all Parquet and Arrow files in and below a folder, in the order of their names."""
     if path.is_file():
@@ -84,12 +101,12 @@ class ParquetSets:
         """All row groups of all files, in order."""
         return [Group(file, number) for file in self.files for number in range(self._group_count(file))]
 
-    def stream(self, ahead: int = 1, groups: list[Group] | None = None) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Every row (of some row groups) once: its set id (n,), as text, and the features (n, D), a row group at a time."""
+    def stream(self, ahead: int = 1, groups: list[Group] | None = None) -> Iterator[tuple[Ids, Tensor]]:
+        """Every row (of some row groups) once: its set's id and the features (n, D), a row group at a time."""
         chosen = self.groups() if groups is None else groups
         return read_ahead((partial(self.read, group) for group in chosen), ahead)
 
-    def read(self, group: Group) -> tuple[np.ndarray, Tensor]:
+    def read(self, group: Group) -> tuple[Ids, Tensor]:
         """One row group."""
         table = self._table(group, [self.set_column, *self.columns])
         return self._ids(table, group), self._features(table, group)
@@ -102,11 +119,10 @@ class ParquetSets:
             found: dict[str, list[tuple[Group, np.ndarray]]] = {}
             for group in self.groups():
                 ids = self._ids(self._table(group, [self.set_column]), group)
-                names, inverse = np.unique(ids, return_inverse=True)
-                order = np.argsort(inverse, kind="stable")
-                bounds = np.searchsorted(inverse[order], np.arange(len(names) + 1))
-                for number, name in enumerate(names):
-                    found.setdefault(str(name), []).append((group, order[bounds[number] : bounds[number + 1]]))
+                order = np.argsort(ids.codes, kind="stable")
+                bounds = np.searchsorted(ids.codes[order], np.arange(len(ids.names) + 1))
+                for number, name in enumerate(ids.names):
+                    found.setdefault(name, []).append((group, order[bounds[number] : bounds[number + 1]]))
             self._index = found
         return self._index
 
@@ -152,11 +168,13 @@ class ParquetSets:
         except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
             raise DataError(f"{group.file}, row group {group.number}: cannot be read: {error}") from error
 
-    def _ids(self, table: Any, group: Group) -> np.ndarray:
+    def _ids(self, table: Any, group: Group) -> Ids:
         column = table.column(self.set_column)
         if column.null_count:
             raise DataError(f"{group.file}, row group {group.number}: {column.null_count} rows have no {self.set_column!r}")
-        return np.asarray(column.cast(need("pyarrow").string()).to_numpy(zero_copy_only=False)).astype(str)
+        encoded = column.combine_chunks().dictionary_encode()
+        names = encoded.dictionary.cast(need("pyarrow").string()).to_pylist()
+        return Ids(names, encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
 
     def _features(self, table: Any, group: Group) -> Tensor:
         types = need("pyarrow").types

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from setstream.data.dataset import SetDataset
-from setstream.data.parquet import Group, ParquetSets
+from setstream.data.parquet import Group, Ids, ParquetSets
 from setstream.data.source import SetSource
 from setstream.encoder import SetEncoder
 from setstream.state import State
@@ -63,13 +63,13 @@ def absorb(encoder: SetEncoder, share: Share, chunk_size: int, sets: ParquetSets
 
 
 @torch.no_grad()
-def by_set(encoder: SetEncoder, ids: np.ndarray, features: Tensor, chunk_size: int) -> Iterator[tuple[str, State]]:
+def by_set(encoder: SetEncoder, ids: Ids, features: Tensor, chunk_size: int) -> Iterator[tuple[str, State]]:
     """The states of rows (n, D) that belong to several sets: sorted by set, encoded some sets at a time."""
-    names, inverse = np.unique(ids, return_inverse=True)
-    order = torch.from_numpy(np.argsort(inverse, kind="stable"))
-    lengths = np.bincount(inverse, minlength=len(names)).tolist()
     device = encoder.home() or torch.device("cpu")
-    rows = features[order].to(device) if len(names) > 1 else features.to(device)
+    lengths = np.bincount(ids.codes, minlength=len(ids.names)).tolist()
+    rows = features.to(device)
+    if len(ids.names) > 1:
+        rows = rows[torch.from_numpy(np.argsort(ids.codes, kind="stable")).to(device)]
     position = 0
     for first, last in _together(lengths, chunk_size):
         own = lengths[first:last]
@@ -81,8 +81,8 @@ def by_set(encoder: SetEncoder, ids: np.ndarray, features: Tensor, chunk_size: i
             ptr = torch.tensor([0, *own]).cumsum(0)
             state = encoder.update(None, (rows[position : position + sum(own)], ptr))
         position += sum(own)
-        for number, name in enumerate(names[first:last]):
-            yield str(name), state[number]
+        for number, name in enumerate(ids.names[first:last]):
+            yield name, state[number]
 
 
 def _together(lengths: list[int], size: int) -> Iterator[tuple[int, int]]:
