@@ -316,6 +316,8 @@ def test_two_ranks_agree_with_the_local_engine(tmp_path):
         "mine = ss.scatter_sets(sets)\n"
         "z = ss.encode(make().encoder, mine, gradient='none', group=dist.group.WORLD)\n"
         f"torch.save(z, {str(tmp_path)!r} + f'/z{{dist.get_rank()}}.pt')\n"
+        "dist.barrier()\n"
+        "dist.destroy_process_group()\n"
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     root = str(Path(__file__).parent.parent.parent)

@@ -117,7 +117,9 @@ def train(
 
     chosen = build_config(config, flags, option or [])
     folder = out or Path("runs") / f"{chosen.task}-{chosen.model}-{chosen.seed}".replace("/", "-").replace(":", "-")
-    result = Trainer(build_task(chosen), chosen, folder).run(resume=resume)
+    trainer = Trainer(build_task(chosen), chosen, folder)
+    result = trainer.run(resume=resume)
+    trainer.processes.leave()
     console.print(f"run folder: {result.folder}", highlight=False)
     if not result.done:
         raise typer.Exit(INTERRUPTED)

@@ -81,6 +81,12 @@ class Processes:
         if self.group is not None:
             dist.barrier()
 
+    def leave(self) -> None:
+        """Part from the others in order: whoever goes first would take the meeting place away."""
+        if self.group is not None and dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
     def any(self, flag: bool) -> bool:
         """Whether any process raised its flag."""
         if self.group is None:
