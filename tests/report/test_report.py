@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from setstream.cli.options import build_task
 from setstream.errors import ConfigurationError
 from setstream.report import clustering as evidence
 from setstream.report import find_runs, write_report
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, sample
+from setstream.tasks.loading import build_task
 from setstream.training import TrainConfig, Trainer
 
 TASK = {"points": 32, "test_sets": 4, "test_points": 16}

@@ -63,8 +63,11 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     assert any(not torch.equal(x, weights(tmp_path / "c")[name]) for name, x in weights(tmp_path / "a").items())
 
 
-def kill_at_random_moments(folder, kills, make, rng):
-    """Fork children that train and kill them with SIGKILL; then let one finish. Gives the checkpoints seen after each kill."""
+def kill_at_random_moments(folder, kills, make, longest, rng):
+    """Fork children that train, kill them with SIGKILL after at most `longest` seconds, then let one finish.
+
+    Gives the checkpoints seen after each kill.
+    """
     seen = []
     for _ in range(kills):
         child = os.fork()
@@ -73,7 +76,7 @@ def kill_at_random_moments(folder, kills, make, rng):
                 make(folder)
             finally:
                 os._exit(0)
-        time.sleep(rng.uniform(0.02, 0.5))
+        time.sleep(rng.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         seen.append(max(Checkpoints(folder / "checkpoints").steps(), default=0))
@@ -91,7 +94,7 @@ def kill_at_random_moments(folder, kills, make, rng):
 def test_killing_and_resuming_gives_the_same_weights_bit_for_bit(tmp_path, gradient):
     """Twenty SIGKILLs at random moments over both modes, between which the runs get on."""
     script = f"""
-import random, sys
+import random, sys, time
 sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})
 import torch
 torch.set_num_threads(1)
@@ -99,8 +102,11 @@ from tests.training.test_trainer import kill_at_random_moments, train
 from pathlib import Path
 folder = Path({str(tmp_path)!r})
 options = dict(steps=400, gradient={gradient!r})
-train(folder / "whole", **options)          # first: its children need no imports any more
-print(*kill_at_random_moments(folder / "killed", 10, lambda f: train(f, **options), random.Random(3)))
+train(folder / "imports", steps=10)         # so that neither what is timed nor the children need them
+began = time.monotonic()
+train(folder / "whole", **options)
+longest = (time.monotonic() - began) / 3    # whatever else the machine does: ten kills, five thirds of a run
+print(*kill_at_random_moments(folder / "killed", 10, lambda f: train(f, **options), longest, random.Random(3)))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -16,8 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from setstream import __version__
-from setstream.cli.options import build_config, build_task, read_run
+from setstream.cli.options import build_config
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
+from setstream.tasks.loading import build_task, read_run
 
 FAILED, WRONG_OPTIONS, NOT_FINITE, INTERRUPTED = 1, 2, 3, 130
 
@@ -181,7 +182,7 @@ def evaluate(
     import torch
 
     from setstream.cli.options import assignments, merge
-    from setstream.training.checkpoint import Checkpoints, load_weights
+    from setstream.tasks.loading import trained_model
     from setstream.training.processes import choose_device
 
     chosen = read_run(folder)
@@ -190,15 +191,7 @@ def evaluate(
         raise ConfigurationError(f"only task.NAME=VALUE can be changed when testing; got {sorted(changes)}")
     chosen = dataclasses.replace(chosen, task_options=merge(chosen.task_options, changes.get("task_options", {})))
     task = build_task(chosen)
-    model = task.build(chosen.model, **chosen.model_options)
-    weights = folder / "model.safetensors"
-    if not weights.exists():
-        steps = Checkpoints(folder / "checkpoints").steps()
-        if not steps:
-            raise ConfigurationError(f"{folder} has neither a finished model nor a checkpoint yet")
-        weights = folder / "checkpoints" / f"step-{steps[-1]:08d}" / "weights.safetensors"
-    load_weights(model, weights)
-    model.to(choose_device(device)).eval()
+    model = trained_model(folder, task, chosen).to(choose_device(device))
     with torch.no_grad():
         found = task.evaluate(model)
     if as_json:
@@ -214,7 +207,7 @@ def evaluate(
     epilog="[bold]Examples[/bold]\n\nsetstream encode runs/mine slides/ --out slides.parquet --states states.db\n\n"
     "setstream encode runs/mine new-patches/ --out slides.parquet --update states.db --states states-2.db\n\n"
     "setstream encode runs/mine events.parquet --out users.h5 --engine ray\n\n"
-    "Killed or stopped, the same command goes on where it was."
+    "Killed or stopped, the same command goes on where it was; on Ray, it begins anew."
 )
 def encode(
     run_folder: Annotated[Path, typer.Argument(help="A run folder: the model.")],

@@ -10,31 +10,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream import data as sets
-from setstream.cli.options import build_task, read_run
 from setstream.data import ParquetSets, SetDataset
-from setstream.data.parquet import SUFFIXES
-from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.data.parquet import is_table
 from setstream.scale.bulk import encode_sets
-from setstream.training.checkpoint import load_weights
+from setstream.tasks.loading import build_task, read_run, trained_model
 from setstream.training.processes import choose_device
-
-
-def load_model(run_folder: Path, device: str) -> SetModel:
-    """The trained model of a finished run."""
-    config = read_run(run_folder)
-    model = build_task(config).build(config.model, **config.model_options)
-    weights = run_folder / "model.safetensors"
-    if not weights.exists():
-        raise ConfigurationError(f"{run_folder} is not finished: it has no model.safetensors yet")
-    load_weights(model, weights)
-    return model.to(choose_device(device)).eval()
-
-
-def open_data(path: Path, set_column: str | None, columns: list[str] | None) -> SetDataset | ParquetSets:
-    """Tables as they are, everything else as a dataset of sources."""
-    tables = path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
-    return ParquetSets(path, set_column, columns) if tables else sets.open(path)
 
 
 def _skipped(problem: str, console: Console) -> None:
@@ -60,13 +40,14 @@ def run_encode(
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
-    model = load_model(run_folder, device)
-    found = open_data(data, set_column, columns)
+    config = read_run(run_folder)
+    model = trained_model(run_folder, build_task(config), config).to(choose_device(device))
+    found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
     if isinstance(found, SetDataset):
         found, problems = found.check(skip_bad)
         for problem in problems:
             _skipped(problem, console)
-    total = len(found) if isinstance(found, SetDataset) else None
+    total, unit = (len(found), "sets") if isinstance(found, SetDataset) else (len(found.groups()), "row groups")
     began = time.monotonic()
     shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
     with Progress(*shown, console=console) as bar:
@@ -74,7 +55,7 @@ def run_encode(
 
         def show(elements: int, done: int) -> None:
             rate = elements / max(time.monotonic() - began, 1e-9)
-            bar.update(row, completed=done, rate=f"{done} sets, {elements:,} elements, {rate:,.0f}/s")
+            bar.update(row, completed=done, rate=f"{done} {unit}, {elements:,} elements, {rate:,.0f}/s")
 
         count = encode_sets(
             model,

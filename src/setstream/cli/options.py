@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from setstream.errors import ConfigurationError
-from setstream.tasks import task_class
 from setstream.training.config import TrainConfig, read_options
-from setstream.training.task import Task
 
 
 def parse_value(text: str) -> Any:
@@ -59,19 +57,3 @@ def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> 
     options = read_options(file) if file is not None else {}
     options = merge(options, {name: value for name, value in flags.items() if value is not None})
     return TrainConfig.from_dict(merge(options, assignments(pairs)))
-
-
-def build_task(config: TrainConfig) -> Task:
-    """The task of a run."""
-    kind = task_class(config.task)
-    try:
-        return kind(**config.task_options)
-    except TypeError as error:
-        raise ConfigurationError(f"the task {config.task} does not take these options: {error}") from error
-
-
-def read_run(folder: Path) -> TrainConfig:
-    """The options of an earlier run."""
-    if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"{folder} is no run folder: it has no config.json")
-    return TrainConfig.from_dict(read_options(folder / "config.json"))

@@ -27,8 +27,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from setstream.cli.options import merge
+from setstream.durable import write_atomically
 from setstream.errors import ConfigurationError
-from setstream.training.checkpoint import write_atomically
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
 

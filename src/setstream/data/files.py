@@ -167,12 +167,8 @@ class TorchSource(FileSource):
         return found
 
 
-class H5Source(FileSource):
-    """A data set of an HDF5 file; CLAM's and TRIDENT's `features` unless another key is given.
-
-    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements. Where each
-    element lies is asked for with `coords()`.
-    """
+class KeyedSource(FileSource):
+    """An array in a file that may hold several, by its key."""
 
     def __init__(
         self,
@@ -184,6 +180,14 @@ class H5Source(FileSource):
     ) -> None:
         super().__init__(path, id, label, metadata)
         self.key = key
+
+
+class H5Source(KeyedSource):
+    """A data set of an HDF5 file; CLAM's and TRIDENT's `features` unless another key is given.
+
+    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements. Where each
+    element lies is asked for with `coords()`.
+    """
 
     def open(self) -> Any:
         """Open the file and find the key."""
@@ -215,19 +219,8 @@ class _Squeezed:
         return self.array[0, index]
 
 
-class ZarrSource(FileSource):
+class ZarrSource(KeyedSource):
     """A Zarr array, or the array `features` of a Zarr group."""
-
-    def __init__(
-        self,
-        path: str | Path,
-        key: str = FEATURES,
-        id: str | None = None,
-        label: Any = None,
-        metadata: Metadata = None,
-    ) -> None:
-        super().__init__(path, id, label, metadata)
-        self.key = key
 
     def open(self) -> Any:
         """Open the array."""

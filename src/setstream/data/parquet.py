@@ -57,6 +57,11 @@ class Ids:
         return Ids([str(name) for name in names], codes)
 
 
+def is_table(path: Path) -> bool:
+    """Whether a path is a Parquet or Arrow file, or a folder of such."""
+    return path.suffix in SUFFIXES or (path.is_dir() and any(file.suffix in SUFFIXES for file in path.iterdir()))
+
+
 def parquet_files(path: Path) -> list[Path]:
     """The file itself, or all Parquet and Arrow files in and below a folder, in the order of their names."""
     if path.is_file():

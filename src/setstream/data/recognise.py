@@ -17,7 +17,7 @@ import numpy as np
 from setstream.data.dataset import SetDataset
 from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
 from setstream.data.parquet import SUFFIXES as PARQUET
-from setstream.data.parquet import ParquetSets
+from setstream.data.parquet import ParquetSets, is_table
 from setstream.data.source import SetSource
 from setstream.errors import DataError
 
@@ -58,7 +58,7 @@ def open_sets(path: str | Path) -> SetDataset:
     path = Path(path)
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
-    if path.suffix in PARQUET or (path.is_dir() and any(file.suffix in PARQUET for file in path.iterdir())):
+    if is_table(path):
         sets = ParquetSets(path)
         return SetDataset([sets.source(name) for name in sets.ids()])
     if path.suffix in FILES or path.is_file():

@@ -10,11 +10,9 @@ from typing import Any
 
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.tasks import task_class
-from setstream.training.checkpoint import load_weights
-from setstream.training.config import FREE, TrainConfig, read_options
+from setstream.tasks.loading import build_task, read_run, trained_model
+from setstream.training.config import FREE, TrainConfig
 from setstream.training.record import read_metrics
-from setstream.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,9 @@ class FinishedRun:
         gradient = self.config.gradient if self.config.gradient in ("full", "exact") else f"{self.config.gradient} {size}"
         return f"{self.config.model} ({gradient}{options})"
 
-    def task(self) -> Task:
-        """The task it was trained for."""
-        return task_class(self.config.task)(**self.config.task_options)
-
     def model(self) -> SetModel:
         """The trained model, in eval mode."""
-        model = self.task().build(self.config.model, **self.config.model_options)
-        load_weights(model, self.folder / "model.safetensors")
-        return model.eval()
+        return trained_model(self.folder, build_task(self.config), self.config)
 
 
 def find_runs(folders: list[Path]) -> list[FinishedRun]:
@@ -65,8 +57,7 @@ def find_runs(folders: list[Path]) -> list[FinishedRun]:
             if result in seen:
                 continue
             seen.add(result)
-            config = TrainConfig.from_dict(read_options(result.parent / "config.json"))
-            found.append(FinishedRun(result.parent, config, json.loads(result.read_text())))
+            found.append(FinishedRun(result.parent, read_run(result.parent), json.loads(result.read_text())))
     if not found:
         raise ConfigurationError(f"no finished run (with a result.json) in {', '.join(map(str, folders))}")
     return found

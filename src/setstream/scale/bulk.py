@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
+from setstream.durable import flush
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, DataError, MismatchError, NonFiniteError, ShapeError
 from setstream.model import SetModel
@@ -42,16 +42,7 @@ CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, place INTEGER NOT NULL, count INTEGER NOT NULL, state BLOB NOT NULL);
 """
 
-Progress = Callable[[int, int], None]  # elements so far, sets so far
-
-
-def flush(path: Path) -> None:
-    """Make sure that a file is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+Progress = Callable[[int, int], None]  # elements so far; sets so far, of a table row groups
 
 
 class Journal:
@@ -227,7 +218,7 @@ def _work_through_table(
     start = journal.position
     for number, (ids, features) in enumerate(data.stream(groups=groups[start:]), start=start + 1):
         for name, state in by_set(encoder, ids, features, chunk_size):
-            before = changed.get(name) or journal.state(name)
+            before = changed[name] if name in changed else journal.state(name)
             changed[name] = state if before is None else before.to(state.device) + state
         elements += len(ids)
         if number % COMMIT_EVERY == 0 or number == len(groups):

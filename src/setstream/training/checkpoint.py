@@ -20,26 +20,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from setstream.durable import flush
 from setstream.errors import ConfigurationError
 
 KEPT = 2
-
-
-def flush(path: Path) -> None:
-    """Make sure that a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file at once."""
-    hidden = path.with_name(f".{path.name}.writing")
-    hidden.write_text(text)
-    flush(hidden)
-    hidden.replace(path)
 
 
 def save_weights(model: nn.Module, path: Path) -> None:

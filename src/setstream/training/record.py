@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from setstream.training.checkpoint import write_atomically
+from setstream.durable import write_atomically
 
 
 class Metrics:
@@ -21,7 +21,8 @@ class Metrics:
     def __init__(self, folder: Path, tensorboard: bool, from_step: int = 0) -> None:
         self.path = folder / "metrics.jsonl"
         if self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines() if _step(line) <= from_step]
+            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= from_step]
+            kept = [line for line in lines if json.loads(line)["kind"] != "final"]  # it has not ended, or we were not here
             write_atomically(self.path, "".join(line + "\n" for line in kept))
         self.file = self.path.open("a")
         self.board: Any = None

@@ -76,8 +76,6 @@ class Task(ABC):
     summary: ClassVar[str] = ""
     #: Its models by name: each a function of keyword options that gives a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
-    #: The metric that says which of two models is better (smaller), for reports.
-    criterion: ClassVar[str] = "loss"
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the task's models."""

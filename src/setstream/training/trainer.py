@@ -30,10 +30,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from setstream.durable import write_atomically
 from setstream.errors import ConfigurationError, NonFiniteError
 from setstream.model import SetModel
 from setstream.training.allocator import keep_freed_memory
-from setstream.training.checkpoint import Checkpoints, load_weights, save_weights, write_atomically
+from setstream.training.checkpoint import Checkpoints, load_weights, save_weights
 from setstream.training.config import FREE, TrainConfig
 from setstream.training.processes import Processes, choose_device, local_rank
 from setstream.training.progress import Progress

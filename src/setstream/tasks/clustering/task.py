@@ -36,7 +36,6 @@ class Clustering(Task):
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
-    criterion = "gap"
 
     def __init__(
         self,

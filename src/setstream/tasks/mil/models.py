@@ -70,51 +70,12 @@ def assemble(phi: nn.Module, width: int, pool: Pool, decoder: nn.Module, two_str
     return SetModel(SetEncoder(phi, pool), BagHead(decoder))
 
 
-def _phi(in_dim: int, widths: list[int], phi: nn.Module | None, dropout: float) -> tuple[nn.Module, int]:
-    network = feature_network([in_dim, *widths], dropout)
-    return (network if phi is None else nn.Sequential(phi, network)), [in_dim, *widths][-1]
+# width of the features, options of the pool -> the pool, and the decoder behind it that ends in one logit
+Parts = Callable[..., tuple[Pool, nn.Module]]
 
 
-def ab_mil(
-    in_dim: int, widths: list[int] | None = None, two_stream: bool = False, phi: nn.Module | None = None, dropout: float = 0.0
-) -> SetModel:
-    """Gated attention over the whole bag, then a linear layer."""
-    features, width = _phi(in_dim, [WIDTH] if widths is None else widths, phi, dropout)
-    pool = ChunkMean(GatedAttention(width, 64), width)
-    return assemble(features, width, pool, nn.Linear(width, 1), two_stream)
-
-
-def ds_mil(in_dim: int, widths: list[int] | None = None, phi: nn.Module | None = None, dropout: float = 0.0) -> SetModel:
-    """DS-MIL on the whole bag: both streams are its own."""
-    features, width = _phi(in_dim, [WIDTH] if widths is None else widths, phi, dropout)
-    return assemble(features, width, ChunkMean(BothStreams(width), width), nn.Identity(), two_stream=False)
-
-
-def deepsets(
-    in_dim: int, widths: list[int] | None = None, two_stream: bool = False, phi: nn.Module | None = None, dropout: float = 0.0
-) -> SetModel:
-    """Maximum pooling, two linear layers."""
-    features, width = _phi(in_dim, [WIDTH] if widths is None else widths, phi, dropout)
-    decoder = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-    return assemble(features, width, DeepSets("max"), decoder, two_stream)
-
-
-def sse(
-    in_dim: int,
-    widths: list[int] | None = None,
-    two_stream: bool = False,
-    phi: nn.Module | None = None,
-    dropout: float = 0.0,
-    num_slots: int = SLOTS,
-) -> SetModel:
-    """The Slot Set Encoder with a mean over its slots, two linear layers."""
-    features, width = _phi(in_dim, [WIDTH] if widths is None else widths, phi, dropout)
-    decoder = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-    return assemble(features, width, SSE(width, num_slots, heads=HEADS, pool="mean"), decoder, two_stream)
-
-
-def _umbc(body: Callable[[int], nn.Module], about: str) -> Callable[..., SetModel]:
-    """UMBC, and any set function on its slots that ends in (B, 1)."""
+def bag_model(parts: Parts) -> Callable[..., SetModel]:
+    """A builder of models that differ in their pool and its decoder only; it has the docstring of `parts`."""
 
     def build(
         in_dim: int,
@@ -122,16 +83,59 @@ def _umbc(body: Callable[[int], nn.Module], about: str) -> Callable[..., SetMode
         two_stream: bool = False,
         phi: nn.Module | None = None,
         dropout: float = 0.0,
-        num_slots: int = SLOTS,
-        heads: int = HEADS,
         **options: Any,
     ) -> SetModel:
-        features, width = _phi(in_dim, [WIDTH] if widths is None else widths, phi, dropout)
-        pool = UMBC(width, num_slots, heads=heads, **options)
-        return assemble(features, width, pool, body(width), two_stream)
+        layers = [in_dim, *([WIDTH] if widths is None else widths)]
+        network = feature_network(layers, dropout)
+        features = network if phi is None else nn.Sequential(phi, network)
+        return assemble(features, layers[-1], *parts(layers[-1], **options), two_stream)
 
-    build.__doc__ = about
+    build.__doc__ = parts.__doc__
     return build
+
+
+def _two_layers(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def ab_mil(width: int) -> tuple[Pool, nn.Module]:
+    """Gated attention over the whole bag, then a linear layer."""
+    return ChunkMean(GatedAttention(width, 64), width), nn.Linear(width, 1)
+
+
+def ds_mil(width: int) -> tuple[Pool, nn.Module]:
+    """DS-MIL on the whole bag: both streams are its own."""
+    return ChunkMean(BothStreams(width), width), nn.Identity()
+
+
+def deepsets(width: int) -> tuple[Pool, nn.Module]:
+    """Maximum pooling, two linear layers."""
+    return DeepSets("max"), _two_layers(width)
+
+
+def sse(width: int, num_slots: int = SLOTS) -> tuple[Pool, nn.Module]:
+    """The Slot Set Encoder with a mean over its slots, two linear layers."""
+    return SSE(width, num_slots, heads=HEADS, pool="mean"), _two_layers(width)
+
+
+def _umbc(width: int, num_slots: int = SLOTS, heads: int = HEADS, **options: Any) -> UMBC:
+    return UMBC(width, num_slots, heads=heads, **options)
+
+
+def umbc_set_transformer(width: int, **options: Any) -> tuple[Pool, nn.Module]:
+    """UMBC, then SAB and PMA with dropout on the slots."""
+    return _umbc(width, **options), set_transformer_body(width)
+
+
+def umbc_diff_em(width: int, **options: Any) -> tuple[Pool, nn.Module]:
+    """UMBC, then differentiable EM on the slots."""
+    pool = DiffEM(width, heads=1, components=5, steps=1)
+    return _umbc(width, **options), nn.Sequential(pool, nn.Linear(pool.out_dim, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def umbc_fspool(width: int, **options: Any) -> tuple[Pool, nn.Module]:
+    """UMBC, then featurewise sort pooling of the slots."""
+    return _umbc(width, **options), nn.Sequential(FSPool(width), _two_layers(width))
 
 
 def set_transformer_body(width: int, dropout: float = 0.5) -> nn.Sequential:
@@ -146,23 +150,12 @@ def set_transformer_body(width: int, dropout: float = 0.5) -> nn.Sequential:
     )
 
 
-def diff_em_body(width: int) -> nn.Sequential:
-    """Differentiable EM on the slots, two linear layers."""
-    pool = DiffEM(width, heads=1, components=5, steps=1)
-    return nn.Sequential(pool, nn.Linear(pool.out_dim, width), nn.ReLU(), nn.Linear(width, 1))
-
-
-def fspool_body(width: int) -> nn.Sequential:
-    """Featurewise sort pooling of the slots, two linear layers."""
-    return nn.Sequential(FSPool(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-
-
 MODELS: dict[str, Callable[..., SetModel]] = {
-    "ab-mil": ab_mil,
-    "ds-mil": ds_mil,
-    "deepsets": deepsets,
-    "sse": sse,
-    "umbc+set-transformer": _umbc(set_transformer_body, "UMBC, then SAB and PMA with dropout on the slots."),
-    "umbc+diff-em": _umbc(diff_em_body, "UMBC, then differentiable EM on the slots."),
-    "umbc+fspool": _umbc(fspool_body, "UMBC, then featurewise sort pooling of the slots."),
+    "ab-mil": bag_model(ab_mil),
+    "ds-mil": bag_model(ds_mil),
+    "deepsets": bag_model(deepsets),
+    "sse": bag_model(sse),
+    "umbc+set-transformer": bag_model(umbc_set_transformer),
+    "umbc+diff-em": bag_model(umbc_diff_em),
+    "umbc+fspool": bag_model(umbc_fspool),
 }

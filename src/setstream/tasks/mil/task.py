@@ -30,7 +30,6 @@ class Mil(Task):
     name = "mil"
     summary = "multiple instance learning on bags: classic benchmarks in cross-validation (accuracy, AUROC, F1)"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
-    criterion = "error"
 
     def __init__(self, data: str = "musk1", fold: int = 0, count: int = 10, repeat: int = 0, bags: Bags | None = None) -> None:
         self.data, self.fold, self.count, self.repeat = data, fold, count, repeat
