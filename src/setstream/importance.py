@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from setstream.collectives import Group
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.parts import accumulator_dtype
 from setstream.passes import Block, Pass
 from setstream.pool import Context
 from setstream.state import State
@@ -51,30 +50,32 @@ def inclusion_probabilities(weights: Tensor, owner: Tensor, sets: int, wanted: i
     tensor([1.0000, 0.5000, 0.5000, 0.0000, 1.0000])
     """
     positive = weights > 0
-    few = sum_by(owner, positive.to(weights.dtype), sets) <= wanted
-    certain = positive & few[owner]
+    few = torch.bincount(owner[positive], minlength=sets) <= wanted
+    certain = positive & few[owner] if bool(few.any()) else torch.zeros_like(positive)
+    left, unsure = torch.full((sets,), wanted).to(weights), weights
     while True:  # each round fixes at least one more element at probability one
-        left = wanted - sum_by(owner, certain.to(weights.dtype), sets)
-        open_weights = weights.masked_fill(certain, 0.0)
-        total = sum_by(owner, open_weights, sets)
-        probabilities = open_weights * (left / total.masked_fill(total == 0, 1.0))[owner]
+        if bool(certain.any()):
+            left = wanted - torch.bincount(owner[certain], minlength=sets)
+            unsure = weights.masked_fill(certain, 0.0)
+        total = sum_by(owner, unsure, sets)
+        probabilities = unsure * (left / total.masked_fill(total == 0, 1.0))[owner]
         over = probabilities >= 1.0
         if not bool(over.any()):
-            return probabilities.masked_fill(certain, 1.0)
+            return probabilities.masked_fill_(certain, 1.0)
         certain |= over
 
 
 def systematic_draw(probabilities: Tensor, owner: Tensor, sets: int, generator: torch.Generator | None) -> Tensor:
     """Positions drawn with exactly the given inclusion probabilities, each at most once; a draw of its own for each set."""
     order = torch.randperm(len(probabilities), generator=generator).to(owner.device)
-    if sets > 1:
-        order = order[owner[order].argsort(stable=True)]
+    owner, by_set = owner[order].sort(stable=True)
+    order = order[by_set]
     offset = torch.rand(sets, generator=generator, dtype=torch.float64).to(owner.device)
     steps = probabilities[order].double().cumsum(0)
     counts = torch.bincount(owner, minlength=sets)
     starts = counts.cumsum(0) - counts
     before = torch.cat([steps.new_zeros(1), steps])[starts]  # what the sets before have taken
-    floors = (steps + (offset - before)[owner[order]]).floor()
+    floors = (steps + (offset - before)[owner]).floor()
     previous = floors.roll(1)
     previous[starts[counts > 0]] = 0.0
     return order[floors > previous]
@@ -151,7 +152,7 @@ class ImportancePass(Pass):
                 g = gradients.add(outputs, cots, [features] if through_phi else [])
                 if g and g[0] is not None:
                     lengths[block.index] = block.packed.lengths
-                    norms[block.index] = torch.linalg.vector_norm(g[0], self.order, dim=1, dtype=accumulator_dtype(g[0].device))
+                    norms[block.index] = torch.linalg.vector_norm(g[0], self.order, dim=1)
                     if self.keep == "cache":
                         found[block.index] = g[0]
             drawn = self._draw(norms, lengths)

@@ -31,8 +31,9 @@ from setstream.errors import ConfigurationError
 from setstream.parts import NOTHING, LogSums, Part, Shared, accumulator_dtype
 from setstream.pool import Context, Pool
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
+from setstream.pools.block_sums import log_weights
 from setstream.pools.slots import Slots
-from setstream.pools.weighted_sums import log_weights, weighted_sums
+from setstream.pools.weighted_sums import weighted_sums
 from setstream.state import State
 
 
@@ -165,7 +166,7 @@ class UMBC(Pool):
         with self._no_autocast():
             context, features = self._common(context, features)
             slots = (self.heads, self.num_slots)
-            project = self._project_folded if self.folded else self._project_direct
+            project = None if self.folded else self._project_direct
             queries, offset = context["queries"], context.get("offset")
             return {"pooled": weighted_sums(queries, features, project, offset, self.activation, slots, mask)}
 
@@ -229,7 +230,7 @@ class UMBC(Pool):
             if not features.shape[1]:
                 return features.new_zeros(batch, self.heads, self.num_slots, 0)
             queries = context["queries"].expand(batch, *context["queries"].shape[1:]).flatten(0, 1)
-            keys, _ = (self._project_folded if self.folded else self._project_direct)(features)
+            keys = features.mT if self.folded else self._project_direct(features)[0]
             slots = (batch, self.heads, self.num_slots)
             weights, shift = log_weights(queries, keys, context.get("offset"), self.activation, slots, mask)
             if not self.activation.normalise:
@@ -259,9 +260,6 @@ class UMBC(Pool):
     def _heads_of(self, linear: nn.Linear, dtype: torch.dtype) -> Tensor:
         """A projection's weight by heads: (H, d/H, in_dim)."""
         return linear.weight.to(dtype).view(self.heads, -1, linear.in_features)
-
-    def _project_folded(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return features.mT, features
 
     def _project_direct(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Keys (B H, d/H, n) and values (B H, n, d/H), without biases: those enter as `offset` and in `finalize`."""

@@ -1,12 +1,9 @@
 """Weighted sums of a chunk's elements, in blocks that stay in the cache.
 
-    l = q kᵀ + b                              (R, n)     logits of n elements for R queries
-    m = max_j w(l)_j                          (R,)       shift; w: the activation's log-weights
-    c = Σ_j e^(w_j - m)                       (R,)       normaliser
-    v = Σ_j e^(w_j - m) x_j                   (R, E)     numerator
+    LogSums(chunk) = Σ_blocks LogSums(block)      see `block_sums.py` for the sums of a block
 
-A block of elements is a chunk like any other: blocks merge by the law of `LogSums`. Scores lie as (query, element), so
-that maximum and sum run along memory. Each block costs two matrix products; everything between them happens in cache.
+A block of elements is a chunk like any other: blocks merge by the law of `LogSums`. Each costs two matrix products;
+everything between them happens in cache.
 """
 
 from __future__ import annotations
@@ -17,8 +14,10 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from setstream.parts import NOTHING, LogSums
+from setstream.parts import LogSums
 from setstream.pools.activations import Activation
+from setstream.pools.block_sums import block_sums
+from setstream.pools.shared_rows import SharedRows
 
 # Logits per block: 1 MiB of float32 on a CPU, where a core's cache is the limit (measured: 2^17 to 2^19 are within 5 %, 2^15
 # and 2^22 are 20 to 40 % slower); on accelerators large enough to keep them busy.
@@ -33,35 +32,6 @@ SHORTEST_BLOCK = 256
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def log_weights(
-    queries: Tensor,
-    keys: Tensor,
-    offset: Tensor | None,
-    activation: Activation,
-    slots: tuple[int, int, int],
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Weights e^(w - m) and shift m of one block.
-
-    queries (b * G, R, E), keys (b * G, E, n), offset (b or 1, H, K), slots = (b, H, K), mask (b, n)
-    -> weights (b, H, K, n), shift (b, H, K)
-    """
-    logits = torch.bmm(queries, keys).view(*slots, -1)
-    if offset is not None:
-        logits = logits + offset.unsqueeze(-1)
-    weights = activation.weigh(logits)
-    if not activation.log:
-        weights = weights if mask is None else weights.masked_fill(~mask[:, None, None], 0.0)
-        return weights, weights.new_zeros(slots)
-    if mask is not None:
-        weights = weights.masked_fill(~mask[:, None, None], float("-inf"))
-    shift = weights.detach().amax(-1).clamp_(min=NOTHING)
-    # In place where nobody else sees the logits and autograd does not watch.
-    fresh = weights is logits and not logits.requires_grad
-    centred = weights.sub_(shift.unsqueeze(-1)) if fresh else weights - shift.unsqueeze(-1)
-    return centred.exp_(), shift
-
-
 def _split(tensor: Tensor | None, size: int, batch: int) -> Iterable[Tensor | None]:
     """A per-set tensor in groups of `size` sets; what is shared by all sets, again and again."""
     return repeat(tensor) if tensor is None or len(tensor) < batch else tensor.split(size)
@@ -70,7 +40,7 @@ def _split(tensor: Tensor | None, size: int, batch: int) -> Iterable[Tensor | No
 def weighted_sums(
     queries: Tensor,
     features: Tensor,
-    project: Project,
+    project: Project | None,
     offset: Tensor | None,
     activation: Activation,
     slots: tuple[int, int],
@@ -78,7 +48,8 @@ def weighted_sums(
 ) -> LogSums:
     """The LogSums of a chunk.
 
-    queries (B or 1, G, R, E) with G·R = H·K, features (B, n, D), offset (B or 1, H, K), slots = (H, K), mask (B, n)
+    queries (B or 1, G, R, E) with G·R = H·K, features (B, n, D), offset (B or 1, H, K), slots = (H, K), mask (B, n);
+    project None: the features are both keys and values
     """
     batch, size = features.shape[:2]
     rows = slots[0] * slots[1]
@@ -100,15 +71,12 @@ def weighted_sums(
     total: LogSums | None = None
     # split, not slices: its backward joins the blocks' gradients once, a slice's pads each of them to the whole.
     for block, block_mask in zip(features.split(step, dim=1), masks, strict=False):
-        keys, values = project(block)
-        weights, shift = log_weights(queries, keys, offset, activation, shape, block_mask)
-        numerator = torch.bmm(weights.view(len(queries), -1, values.shape[1]), values)
-        sums = LogSums(
-            numerator=numerator.view(*shape, -1),
-            normaliser=weights.sum(-1),
-            shift=shift,
-            spent=torch.zeros_like(shift),
-        )
+        if project is None and torch.is_grad_enabled():
+            numerator, normaliser, shift = SharedRows.apply(queries, block, offset, activation, shape, block_mask)
+        else:
+            keys, values = (block.mT, block) if project is None else project(block)
+            numerator, normaliser, shift = block_sums(queries, keys, values, offset, activation, shape, block_mask)
+        sums = LogSums(numerator=numerator, normaliser=normaliser, shift=shift, spent=torch.zeros_like(shift))
         total = sums if total is None else total.merge(sums)
     assert total is not None, "a chunk has at least one element"
     return total

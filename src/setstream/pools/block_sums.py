@@ -1,0 +1,64 @@
+"""Weighted sums of one block of elements.
+
+    l = q kᵀ + b                              (R, n)     logits of n elements for R queries
+    m = max_j w(l)_j                          (R,)       shift; w: the activation's log-weights
+    c = Σ_j e^(w_j - m)                       (R,)       normaliser
+    v = Σ_j e^(w_j - m) x_j                   (R, E)     numerator
+
+Scores lie as (query, element), so that maximum and sum run along memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from setstream.parts import NOTHING
+from setstream.pools.activations import Activation
+
+Slots = tuple[int, int, int]  # sets, heads, slots a head
+Sums = tuple[Tensor, Tensor, Tensor]  # numerator (b, H, K, E), normaliser (b, H, K), shift (b, H, K)
+
+
+def log_weights(
+    queries: Tensor,
+    keys: Tensor,
+    offset: Tensor | None,
+    activation: Activation,
+    slots: Slots,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Weights e^(w - m) and shift m of one block.
+
+    queries (b * G, R, E), keys (b * G, E, n), offset (b or 1, H, K), slots = (b, H, K), mask (b, n)
+    -> weights (b, H, K, n), shift (b, H, K)
+    """
+    logits = torch.bmm(queries, keys).view(*slots, -1)
+    if offset is not None:
+        logits = logits + offset.unsqueeze(-1)
+    weights = activation.weigh(logits)
+    if not activation.log:
+        weights = weights if mask is None else weights.masked_fill(~mask[:, None, None], 0.0)
+        return weights, weights.new_zeros(slots)
+    if mask is not None:
+        weights = weights.masked_fill(~mask[:, None, None], float("-inf"))
+    shift = weights.detach().amax(-1).clamp_(min=NOTHING)
+    # In place where nobody else sees the logits and autograd does not watch.
+    fresh = weights is logits and not logits.requires_grad
+    centred = weights.sub_(shift.unsqueeze(-1)) if fresh else weights - shift.unsqueeze(-1)
+    return centred.exp_(), shift
+
+
+def block_sums(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    offset: Tensor | None,
+    activation: Activation,
+    slots: Slots,
+    mask: Tensor | None,
+) -> Sums:
+    """The sums of one block, by autograd's own way back."""
+    weights, shift = log_weights(queries, keys, offset, activation, slots, mask)
+    numerator = torch.bmm(weights.view(len(queries), -1, values.shape[1]), values)
+    return numerator.view(*slots, -1), weights.sum(-1), shift
