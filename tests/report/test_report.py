@@ -9,7 +9,7 @@ from PIL import Image
 
 from setstream.errors import ConfigurationError
 from setstream.report import clustering as evidence
-from setstream.report import find_runs, write_report
+from setstream.report import find_runs, partitions, streams, write_report
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, sample
 from setstream.tasks.loading import build_task
@@ -22,16 +22,17 @@ TASK = {"points": 32, "test_sets": 4, "test_points": 16}
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     kinds = [
-        ("deepsets", 0, {}),
-        ("deepsets", 1, {}),
-        ("umbc+set-transformer", 0, {}),
-        ("umbc+set-transformer", 0, {"activation": "sigmoid"}),
-        ("set-transformer", 0, {}),
+        ("deepsets", 0, "unbiased", {}, {}),
+        ("deepsets", 1, "unbiased", {}, {}),
+        ("umbc+set-transformer", 0, "unbiased", {}, {}),
+        ("umbc+set-transformer", 0, "full", {}, {}),
+        ("umbc+set-transformer", 0, "unbiased", {"activation": "sigmoid"}, {}),
+        ("set-transformer", 0, "subset", {}, {}),
+        ("deepsets", 0, "unbiased", {}, {"dim": 3, "clusters": 5}),
     ]
-    for number, (model, seed, options) in enumerate(kinds):
-        gradient = "subset" if model == "set-transformer" else "unbiased"
+    for number, (model, seed, gradient, options, other) in enumerate(kinds):
         config = TrainConfig(
-            "clustering", model, TASK, options, steps=2, batch=2, seed=seed, gradient=gradient, tensorboard=False
+            "clustering", model, TASK | other, options, steps=2, batch=2, seed=seed, gradient=gradient, tensorboard=False
         )
         Trainer(build_task(config), config, folder / str(number), shown=False).run()
     return folder
@@ -39,13 +40,23 @@ def runs(tmp_path_factory):
 
 def test_the_report_is_one_page_that_needs_nothing_else(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "partition_variance", lambda: {"x": {1: (0.0, 0.0)}})
-    monkeypatch.setattr(evidence.streams_gif, "__defaults__", (2,))
-    monkeypatch.setattr(evidence, "nll_by_size", lambda model, sizes: [0.1 for _ in sizes])
+    monkeypatch.setattr(streams.streams_gif, "__defaults__", (2,))
+    monkeypatch.setattr(evidence, "SIZES", [16, 32])
     monkeypatch.setattr(evidence.add_evidence, "__kwdefaults__", {"em_sets": 2})
     out = tmp_path / "deep" / "report.html"
-    assert len(write_report([runs], out)) == 5
+    assert len(write_report([runs], out)) == 7
     text = out.read_text()
-    for wanted in ("deepsets (unbiased 8)", "2.43", "1.84", "Activations", "sigmoid", "Four streams", "data:image/gif"):
+    for wanted in (
+        "deepsets (unbiased 8)",
+        "2.43",
+        "1.84",
+        "Activations",
+        "sigmoid",
+        "Gradients, 2 steps",
+        "beyond the full",
+        "Four streams",
+        "data:image/gif",
+    ):
         assert wanted in text, wanted
     assert not re.search(r'(src|href)="(?!data:)', text)
 
@@ -60,7 +71,7 @@ def test_a_table_of_a_single_cell_with_markup_is_escaped():
 
 def test_seeds_are_averaged(runs):
     labels = {run.label() for run in find_runs([runs])}
-    assert len(labels) == 4
+    assert len(labels) == 5
 
 
 def test_folders_without_runs_are_an_error(tmp_path):
@@ -74,15 +85,15 @@ def test_streams_agree_for_consistent_models_and_not_for_others():
     torch.manual_seed(0)
     models = {name: Clustering().build(name).eval() for name in ("umbc+set-transformer", "set-transformer")}
     drawn = sample(1, 60, generator=torch.Generator().manual_seed(0))
-    ends = evidence.stream_ends(models, drawn)
-    assert evidence.disagreement(ends["umbc+set-transformer"], drawn.points) < 1e-4
-    assert evidence.disagreement(ends["set-transformer"], drawn.points) > 1e-3
-    gif = Image.open(io.BytesIO(evidence.streams_gif(models, drawn, frames=3)))
+    ends = streams.stream_ends(models, drawn)
+    assert streams.disagreement(ends["umbc+set-transformer"], drawn.points) < 1e-4
+    assert streams.disagreement(ends["set-transformer"], drawn.points) > 1e-3
+    gif = Image.open(io.BytesIO(streams.streams_gif(models, drawn, frames=3)))
     assert gif.n_frames == 3
 
 
 def test_encoding_variance_is_zero_for_consistent_encoders_only():
-    found = evidence.partition_variance(partitions=4, width=8, size=64)
+    found = partitions.partition_variance(partitions=4, width=8, size=64)
     scale = found["Set Transformer"][4][0]
     assert scale > 1e-8
     assert all(variance < 1e-9 for variance, _ in found["UMBC + Set Transformer"].values())

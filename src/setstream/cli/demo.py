@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from setstream.report.clustering import add_streams, disagreement, save, stream_ends
 from setstream.report.page import Page
+from setstream.report.streams import add_streams, disagreement, stream_ends
 from setstream.tasks.clustering import Clustering, pretrained, sample
 from setstream.tasks.clustering.streams import STREAMS
 
@@ -31,7 +31,7 @@ def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
     with console.status("drawing figure and animation"):
         figure, gif = add_streams(page, models, seed, points)
         figure.savefig(out / "streams.png", dpi=110)
-        save(gif, out / "streams.gif")
+        (out / "streams.gif").write_bytes(gif)
     with console.status("testing both models on 200 sets"):
         task = Clustering(test_sets=200)
         found = {name: task.evaluate(model) for name, model in models.items()}

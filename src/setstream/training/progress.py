@@ -23,7 +23,7 @@ class Progress:
         if shown and sys.stderr.isatty():
             self.bar = _rich_bar()
             if self.bar is not None:
-                self.row = self.bar.add_task(title, total=steps, completed=start, loss="")
+                self.row = self.bar.add_task(title, total=steps, completed=start, loss="", rate="")
 
     def __enter__(self) -> Self:
         if self.bar is not None:
@@ -36,10 +36,10 @@ class Progress:
 
     def update(self, step: int, loss: float) -> None:
         """Show where the run is."""
+        rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
         if self.bar is not None:
-            self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}")
+            self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:.1f} steps/s")
         elif self.shown and (step % self.every == 0 or step == self.steps):
-            rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
             left = (self.steps - step) / max(rate, 1e-9)
             print(f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.0f} steps/s  {left:.0f} s left", flush=True)
 
@@ -61,6 +61,7 @@ def _rich_bar() -> Any:
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[loss]}"),
+        progress.TextColumn("{task.fields[rate]}"),
         progress.TimeRemainingColumn(),
         progress.TimeElapsedColumn(),
     )

@@ -61,7 +61,7 @@ class Clustering(Task):
         points = self.points
         if self.variant == "text":
             points = int(torch.randint(self.points // 2, self.points + 1, (), generator=generator))
-        return {"points": self._sample(size, points, generator).points}
+        return {"points": self.draw(size, points, generator).points}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """The mean negative log-likelihood of what training sees of the sets."""
@@ -77,7 +77,7 @@ class Clustering(Task):
             generators = [torch.Generator().manual_seed(mix(self.test_seed, start, 3)) for start in starts]
             sizes = [min(TEST_BATCH, self.test_sets - start) for start in starts]
             self._tests = [
-                self._sample(size, self.test_points, generator) for size, generator in zip(sizes, generators, strict=True)
+                self.draw(size, self.test_points, generator) for size, generator in zip(sizes, generators, strict=True)
             ]
         return self._tests
 
@@ -102,7 +102,8 @@ class Clustering(Task):
         mixture: DiagonalMixture = model.head(z)
         return mixture
 
-    def _sample(self, sets: int, points: int, generator: torch.Generator) -> Sample:
+    def draw(self, sets: int, points: int, generator: torch.Generator) -> Sample:
+        """Sets of this task's kind."""
         return sample(sets, points, clusters=self.clusters, dim=self.dim, variant=self.variant, generator=generator)
 
 
