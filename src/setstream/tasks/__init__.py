@@ -8,7 +8,11 @@ from setstream.errors import ConfigurationError
 from setstream.training.task import Task
 
 #: Where each task lives; a module is imported when its task is asked for.
-TASKS = {"clustering": "setstream.tasks.clustering:Clustering", "mil": "setstream.tasks.mil:Mil"}
+TASKS = {
+    "clustering": "setstream.tasks.clustering:Clustering",
+    "completion": "setstream.tasks.completion:Completion",
+    "mil": "setstream.tasks.mil:Mil",
+}
 
 
 def task_class(name: str) -> type[Task]:

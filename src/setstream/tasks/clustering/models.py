@@ -12,7 +12,6 @@ docs/results/clustering.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from setstream.encoder import SetEncoder
 from setstream.model import SetModel
 from setstream.nn import ISAB, PMA, SAB, DiffEM, FSPool
+from setstream.nn.mlp import mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
 from setstream.tasks.clustering.mixtures import DiagonalMixture
@@ -54,11 +54,6 @@ class MixtureHead(nn.Module):
     def forward(self, z: Tensor) -> DiagonalMixture:
         """One mixture for each set."""
         return DiagonalMixture(*self.raw(z))
-
-
-def mlp(widths: list[int]) -> nn.Sequential:
-    """Linear layers with ReLUs after each."""
-    return nn.Sequential(*(module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())))
 
 
 class FourierFeatures(nn.Module):

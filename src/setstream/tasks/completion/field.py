@@ -1,0 +1,83 @@
+"""What a completion model says of an image: a Gaussian for every place and channel.
+
+    (μ, s) = decoder([r, p])           r (width,) what the encoder read, p in [0, 1]² a place
+    y_p ~ N(μ, σ²),  σ = σ₀ + (1 - σ₀) softplus(s)
+
+Places may be any: those of the image, of a finer grid, or a few of them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from setstream.nn.mlp import mlp
+from setstream.streamed_loss import streamed_loss
+
+# Places evaluated with a graph at a time: more are streamed.
+STREAMED_FROM = 16_384
+
+
+class Decoder(nn.Module):
+    """r and a place to mean and scale of each channel: four layers, as in the paper's appendix."""
+
+    def __init__(self, width: int, channels: int, smallest_scale: float) -> None:
+        super().__init__()
+        self.channels, self.smallest_scale = channels, smallest_scale
+        self.first = nn.Linear(width + 2, width)
+        self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
+
+    def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and scales (B, T, channels) for r (B, width) at places (B, T, 2)."""
+        weight = self.first.weight
+        # The share of r in the first layer is the same for all places: once an image, and not once a place.
+        shared = F.linear(read, weight[:, :-2], self.first.bias)  # (B, width)
+        mean, raw = self.rest(F.linear(places, weight[:, -2:]) + shared.unsqueeze(1)).chunk(2, dim=-1)
+        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
+
+
+class PixelLoss(nn.Module):
+    """The negative log-likelihood of each pixel, summed over its channels: rows of (place, values)."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, read: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, T) of targets (B, T, 2 + channels)."""
+        places, values = targets.split([2, self.decoder.channels], dim=-1)
+        mean, scale = self.decoder(read, places)
+        return F.gaussian_nll_loss(mean, values, scale.square(), full=True, reduction="none").sum(-1)
+
+
+class Field:
+    """The image as the model sees it: `at(places)` is a distribution, `nll(targets)` its mean loss over them."""
+
+    def __init__(self, read: Tensor, decoder: Decoder) -> None:
+        self.read, self.decoder = read, decoder
+
+    def at(self, places: Tensor) -> Normal:
+        """The channels at places (B, T, 2) in [0, 1]²."""
+        mean, scale = self.decoder(self.read, places)
+        return Normal(mean, scale, validate_args=False)
+
+    def nll(self, targets: Tensor, chunk_size: int = STREAMED_FROM) -> Tensor:
+        """Nats a pixel (B,), over targets (B, T, 2 + channels); in constant memory where there are many."""
+        loss = PixelLoss(self.decoder)
+        if targets.shape[1] <= chunk_size:
+            return loss(self.read, targets).mean(1)
+        return streamed_loss(loss, targets, [self.read], chunk_size=chunk_size)
+
+
+class FieldHead(nn.Module):
+    """A body that reads the pool's output (B, ...) down to r (B, width), and the decoder."""
+
+    def __init__(self, body: nn.Module, decoder: Decoder) -> None:
+        super().__init__()
+        self.body, self.decoder = body, decoder
+
+    def forward(self, z: Tensor) -> Field:
+        """One field a set."""
+        return Field(torch.flatten(self.body(z), 1), self.decoder)

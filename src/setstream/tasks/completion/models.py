@@ -1,0 +1,88 @@
+"""The models of the paper's image completion: a set of pixels, a set encoder, a decoder that answers for any place.
+
+    (place, colour) --four layers of 128--> features --pool--> z --body--> r (128,) --decoder at p--> mean and scale of a colour
+
+All share phi and the decoder; they differ in what lies between. Set functions that need their whole input stand in `ChunkMean`:
+given chunks, they are averaged, which is how the paper tests them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from setstream.encoder import SetEncoder
+from setstream.model import SetModel
+from setstream.nn import DiffEM, FSPool, SetTransformer
+from setstream.nn.mlp import mlp
+from setstream.pool import Pool
+from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
+from setstream.tasks.completion.field import Decoder, FieldHead
+
+WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
+#: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
+SMALLEST_SCALE = 0.1
+
+Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body behind it
+
+
+def completion_model(parts: Parts) -> Callable[..., SetModel]:
+    """A builder of models that differ in their pool and its body only; it has the docstring of `parts`."""
+
+    def build(channels: int = 3, width: int = WIDTH, smallest_scale: float = SMALLEST_SCALE, **options: Any) -> SetModel:
+        pool, body = parts(width, **options)
+        encoder = SetEncoder(mlp([2 + channels, *[width] * LAYERS]), pool)
+        return SetModel(encoder, FieldHead(body, Decoder(width, channels, smallest_scale)))
+
+    build.__doc__ = parts.__doc__
+    return build
+
+
+def deepsets(width: int) -> tuple[Pool, nn.Module]:
+    """Mean pooling: the conditional neural process as it was first written."""
+    return DeepSets("mean"), nn.Identity()
+
+
+def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> tuple[Pool, nn.Module]:
+    """The Slot Set Encoder, the mean of its slots."""
+    return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise, **options), nn.Identity()
+
+
+def sse_hierarchical(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> tuple[Pool, nn.Module]:
+    """Two Slot Set Encoders on top of each other, the second with one slot."""
+    return HierarchicalSSE(width, (num_slots, 1), heads=HEADS, normalise=normalise, **options), nn.Identity()
+
+
+def fspool(width: int) -> tuple[Pool, nn.Module]:
+    """Featurewise sort pooling."""
+    return ChunkMean(FSPool(width), width), nn.Identity()
+
+
+def diff_em(width: int, steps: int = 3) -> tuple[Pool, nn.Module]:
+    """Differentiable EM, one head of five components."""
+    pool = DiffEM(width, heads=1, components=5, steps=steps)
+    return ChunkMean(pool, width), nn.Linear(pool.out_dim, width)
+
+
+def set_transformer(width: int) -> tuple[Pool, nn.Module]:
+    """Two SABs on the pixels themselves, pooling by attention."""
+    return ChunkMean(SetTransformer(width, HEADS), width), nn.Identity()
+
+
+def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> tuple[Pool, nn.Module]:
+    """UMBC with layer norm, two SABs on its slots, pooling by attention."""
+    defaults: dict[str, Any] = {"slots": "gaussian", "norm_after": True}
+    return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), SetTransformer(width, HEADS)
+
+
+MODELS: dict[str, Callable[..., SetModel]] = {
+    "deepsets": completion_model(deepsets),
+    "sse": completion_model(sse),
+    "sse-hierarchical": completion_model(sse_hierarchical),
+    "fspool": completion_model(fspool),
+    "diff-em": completion_model(diff_em),
+    "set-transformer": completion_model(set_transformer),
+    "umbc+set-transformer": completion_model(umbc_set_transformer),
+}

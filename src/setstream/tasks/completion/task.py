@@ -1,0 +1,161 @@
+"""Image completion: all pixels of an image from a set of some of them.
+
+    context   {(p_j, y_j)}  N pixels at random places p in [0, 1]², y in [0, 1]^C          the set
+    loss = - mean_p Σ_c log N(y_pc; μ_pc, σ_pc²)       over all pixels, or `targets` of them at random        nats a pixel
+
+The image is the label, and the context is a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from setstream.data.images import Images, celeba, cifar10, mnist, pictures
+from setstream.encode import encode
+from setstream.errors import ConfigurationError
+from setstream.model import SetModel
+from setstream.tasks.completion.field import Field
+from setstream.tasks.completion.models import MODELS
+from setstream.training.seeds import mix
+from setstream.training.task import Batch, Encode, Task
+
+DATA = ("cifar10", "mnist", "celeba", "folder")
+TEST_BATCH = 50
+
+
+def places(height: int, width: int) -> Tensor:
+    """The middle of every pixel in [0, 1]², row by row: (H W, 2), x and y.
+
+    >>> places(1, 2)
+    tensor([[0.2500, 0.5000],
+            [0.7500, 0.5000]])
+    """
+    y, x = torch.meshgrid((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij")
+    return torch.stack([x, y], -1).flatten(0, 1)
+
+
+def as_pixels(images: Tensor) -> Tensor:
+    """Images (B, C, H, W) of bytes as sets of pixels (B, H W, 2 + C): place and colour."""
+    colours = images.flatten(2).mT.float() / 255
+    return torch.cat([places(*images.shape[2:]).to(colours).expand(len(images), -1, -1), colours], -1)
+
+
+def choose(pixels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` pixels of each image, at random."""
+    order = torch.rand(pixels.shape[:2], generator=generator).topk(count, dim=1).indices
+    return pixels.gather(1, order.unsqueeze(-1).expand(-1, -1, pixels.shape[-1]))
+
+
+class Completion(Task):
+    """Images from some of their pixels.
+
+    data:           cifar10, mnist, celeba or folder; the last two are read from `folder`.
+    side:           pictures of a folder, and faces, are resized to side x side.
+    fewest, most:   pixels in a training context, drawn for each step.
+    targets:        pixels a step that the loss looks at, at random; 0: all of them.
+    test_images:    how many are tested on; a fifth of them while training goes on.
+    test_contexts:  the sizes of context that are tested; the metric `nll` is their mean.
+    test_chunk:     at test time, the context comes in chunks of this size.
+    """
+
+    name = "completion"
+    summary = "images from a set of their pixels, as a conditional neural process (NLL a pixel)"
+    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+
+    def __init__(
+        self,
+        data: str = "cifar10",
+        folder: str | None = None,
+        side: int = 32,
+        fewest: int = 100,
+        most: int = 500,
+        targets: int = 0,
+        test_images: int = 1000,
+        test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500),
+        test_chunk: int = 100,
+        test_seed: int = 1,
+    ) -> None:
+        if data not in DATA:
+            raise ConfigurationError(f"unknown data {data!r}: choose one of {', '.join(DATA)}")
+        if data in ("celeba", "folder") and folder is None:
+            raise ConfigurationError(f"the data {data!r} are read from a folder: give task.folder=PATH")
+        if not 1 <= fewest <= most:
+            raise ConfigurationError(f"a context has at least one pixel and fewest <= most; got {fewest} and {most}")
+        self.data, self.folder, self.side, self.fewest, self.most, self.targets = data, folder, side, fewest, most, targets
+        self.test_images, self.test_contexts, self.test_chunk = test_images, list(test_contexts), test_chunk
+        self.test_seed = test_seed
+
+    @cached_property
+    def images(self) -> dict[str, Images]:
+        """train and test; read when they are first asked for."""
+        if self.data == "cifar10":
+            return cifar10()
+        if self.data == "mnist":
+            return mnist()
+        assert self.folder is not None
+        return (celeba if self.data == "celeba" else pictures)(self.folder, self.side)
+
+    @property
+    def channels(self) -> int:
+        """Of a pixel: known without reading the images."""
+        return 1 if self.data == "mnist" else 3
+
+    def build(self, model: str, **options: object) -> SetModel:
+        """One of the models, for these channels."""
+        return super().build(model, **({"channels": self.channels} | options))
+
+    def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
+        """Images at random, a context of each, and the pixels that the loss looks at."""
+        train = self.images["train"].pixels
+        chosen = torch.randint(len(train), (size,), generator=generator)
+        pixels = as_pixels(train[chosen])
+        count = int(torch.randint(self.fewest, self.most + 1, (), generator=generator))
+        context = choose(pixels, min(count, pixels.shape[1]), generator)
+        wanted = 0 < self.targets < pixels.shape[1]
+        return {"context": context, "targets": choose(pixels, self.targets, generator) if wanted else pixels}
+
+    def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
+        """Nats a pixel."""
+        field: Field = model.head(encode(model.encoder, batch["context"]))
+        return field.nll(batch["targets"]).mean()
+
+    def test_pixels(self, start: int, stop: int) -> Tensor:
+        """Test images as pixels, each in a random order of its own: its first n are its context of n."""
+        own = self.images["test"].pixels[start:stop]
+        pixels = as_pixels(own)
+        generator = torch.Generator().manual_seed(mix(self.test_seed, start, 5))
+        return choose(pixels, pixels.shape[1], generator)
+
+    def tests(self) -> int:
+        """The number of test images."""
+        return min(self.test_images, len(self.images["test"]))
+
+    @torch.no_grad()
+    def losses(self, model: SetModel, context: int, tests: int | None = None) -> Tensor:
+        """Nats a pixel of each test image, given its first `context` pixels chunk by chunk."""
+        device = next(model.parameters()).device
+        total = self.tests() if tests is None else tests
+        found = []
+        for start in range(0, total, TEST_BATCH):
+            pixels = self.test_pixels(start, min(start + TEST_BATCH, total)).to(device)
+            found.append(self.predict(model, pixels[:, :context]).nll(pixels).cpu())
+        return torch.cat(found)
+
+    @torch.no_grad()
+    def predict(self, model: SetModel, context: Tensor) -> Field:
+        """The images as the model sees them after the context (B, N, 2 + C), given chunk by chunk."""
+        field: Field = model.head(encode(model.encoder, context, chunk_size=self.test_chunk, gradient="none"))
+        return field
+
+    def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
+        """NLL for each size of context, and their mean with its standard error over the images."""
+        tests = max(1, self.tests() // 5) if quick else self.tests()
+        by_context = {context: self.losses(model, context, tests) for context in self.test_contexts}
+        each = torch.stack(list(by_context.values())).mean(0)
+        found = {"nll": float(each.mean())} | {f"nll_{n}": float(own.mean()) for n, own in by_context.items()}
+        return found | ({"nll_error": float(each.std() / len(each) ** 0.5)} if len(each) > 1 else {})

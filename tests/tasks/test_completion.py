@@ -1,0 +1,210 @@
+"""Image completion: pixels as sets, the likelihood, and models that do not care how the context is cut."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.distributions import Normal
+
+import setstream as ss
+from setstream.data.images import celeba, cifar10, mnist, pictures
+from setstream.errors import ConfigurationError, DataError
+from setstream.tasks.completion import MODELS, Completion, Decoder, Field, as_pixels, places
+from setstream.training import TrainConfig, Trainer
+
+CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Twenty small pictures of coloured gradients."""
+    found = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        ramp = np.linspace(0, 255, 20)[:, None, None] * rng.random(3) + np.linspace(0, 60, 16)[None, :, None]
+        Image.fromarray(ramp.clip(0, 255).astype(np.uint8)).save(found / f"{number:02d}.png")
+    return found
+
+
+def task(folder, **options):
+    small = {"side": 8, "fewest": 10, "most": 30, "test_contexts": [10, 30], "test_chunk": 7}
+    return Completion("folder", str(folder), **(small | options))
+
+
+def model(name):
+    torch.manual_seed(0)
+    options = {"num_slots": 4} if "umbc" in name or "sse" in name else {}
+    return MODELS[name](width=16, **options).eval()
+
+
+def test_pixels_know_their_place():
+    image = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    pixels = as_pixels(image)
+    assert pixels.shape == (2, 20, 5)
+    row, column = 2, 3
+    own = pixels[1, row * 5 + column]
+    torch.testing.assert_close(own[:2], torch.tensor([(column + 0.5) / 5, (row + 0.5) / 4]))
+    torch.testing.assert_close(own[2:], image[1, :, row, column] / 255)
+    assert float(places(7, 9).min()) > 0
+    assert float(places(7, 9).max()) < 1
+
+
+def test_the_decoder_is_the_plain_one_without_the_repeated_work():
+    torch.manual_seed(0)
+    decoder = Decoder(6, 3, 0.1).double()
+    read, where = torch.randn(2, 6).double(), torch.rand(2, 9, 2).double()
+    tiled = torch.cat([read.unsqueeze(1).expand(-1, 9, -1), where], -1)
+    mean, raw = decoder.rest(decoder.first(tiled)).chunk(2, -1)
+    found = decoder(read, where)
+    torch.testing.assert_close(found[0], mean)
+    torch.testing.assert_close(found[1], 0.1 + 0.9 * torch.nn.functional.softplus(raw))
+
+
+def test_the_loss_is_the_likelihood_and_streams():
+    torch.manual_seed(0)
+    decoder = Decoder(6, 3, 0.1).double()
+    read, targets = torch.randn(2, 6).double().requires_grad_(), torch.rand(2, 50, 5).double()
+    field = Field(read, decoder)
+    mean, scale = decoder(read, targets[..., :2])
+    expected = -Normal(mean, scale).log_prob(targets[..., 2:]).sum(-1).mean(1)
+    inputs = [read, *decoder.parameters()]
+    for found in (field.nll(targets), field.nll(targets, chunk_size=8)):
+        torch.testing.assert_close(found, expected)
+        for own, wanted in zip(
+            torch.autograd.grad(found.sum(), inputs),
+            torch.autograd.grad(expected.sum(), inputs, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(own, wanted)
+    torch.testing.assert_close(-field.at(targets[..., :2]).log_prob(targets[..., 2:]).sum(-1).mean(1), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_consistent_models_do_not_care_how_the_context_is_cut(folder, name):
+    own = model(name)
+    assert own.encoder.pool.consistent == (name in CONSISTENT)
+    if name in CONSISTENT:
+        losses = torch.stack([task(folder, test_chunk=chunk).losses(own, 30) for chunk in (1, 7, 30)])
+        assert float((losses.amax(0) - losses.amin(0)).max()) < 1e-4
+    encoder, context = own.encoder.double(), task(folder).test_pixels(0, 2)[:, :30].double()
+    codes = [ss.encode(encoder, context, chunk_size=chunk, gradient="none") for chunk in (1, 7, 30)]
+    apart = max(float((code - codes[0]).abs().max()) for code in codes) / float(codes[0].abs().max())
+    assert (apart < 1e-12) == (name in CONSISTENT), apart
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_learns_through_the_trainer(folder, tmp_path, name):
+    gradient = "unbiased" if name in CONSISTENT else "subset"
+    options = {"num_slots": 4} if name in CONSISTENT and name != "deepsets" else {}
+    config = TrainConfig(
+        "completion",
+        name,
+        {
+            "data": "folder",
+            "folder": str(folder),
+            "side": 8,
+            "fewest": 10,
+            "most": 30,
+            "targets": 20,
+            "test_contexts": [10, 30],
+        },
+        {"width": 32, **options},
+        steps=60,
+        batch=4,
+        lr=2e-3,
+        gradient=gradient,
+        chunk_size=10,
+        tensorboard=False,
+    )
+    own = task(folder)
+    before = own.evaluate(own.build(name, width=32, **options).eval())
+    result = Trainer(own, config, tmp_path, shown=False).run()
+    assert set(before) == {"nll", "nll_10", "nll_30", "nll_error"}
+    assert result.metrics["nll"] < before["nll"] - 0.3
+
+
+def test_a_context_of_n_is_the_first_n_of_a_larger_one(folder):
+    own = task(folder)
+    assert torch.equal(own.test_pixels(0, 2), own.test_pixels(0, 2))
+    assert len({tuple(row) for row in own.test_pixels(0, 1)[0, :, :2].tolist()}) == 64  # each place once
+
+
+def test_any_place_can_be_asked_for(folder):
+    context = task(folder).test_pixels(0, 2)[:, :10]
+    finer = model("umbc+set-transformer")(context).at(places(16, 16).expand(2, -1, -1))
+    assert finer.mean.shape == (2, 256, 3)
+    assert float(finer.stddev.detach().min()) >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": "imagenet"}, "unknown data 'imagenet': choose one of cifar10"),
+        ({"data": "celeba"}, "give task.folder=PATH"),
+        ({"fewest": 5, "most": 3}, "fewest <= most; got 5 and 3"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Completion(**options)
+
+
+def test_folders_of_pictures(folder, tmp_path):
+    found = pictures(folder, 8)
+    assert {split: tuple(own.pixels.shape) for split, own in found.items()} == {"train": (18, 3, 8, 8), "test": (2, 3, 8, 8)}
+    with pytest.raises(DataError, match="no such folder"):
+        pictures(tmp_path / "none", 8)
+    with pytest.raises(DataError, match="found 0"):
+        pictures(tmp_path, 8)
+    for split in ("train", "test"):
+        (tmp_path / split).mkdir()
+        Image.new("L", (9, 5), 200).save(tmp_path / split / "a.jpg")
+    assert (pictures(tmp_path, 4)["test"].pixels == 200).all()
+    (tmp_path / "test" / "b.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="b.png: is no image"):
+        pictures(tmp_path, 4)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".csv"])
+def test_celeba_in_its_published_layout(tmp_path, suffix):
+    faces = tmp_path / "img_align_celeba"
+    with pytest.raises(DataError, match="list_eval_partition"):
+        celeba(tmp_path)
+    faces.mkdir()
+    rows = []
+    for number, part in enumerate([0, 0, 1, 2]):
+        picture = np.zeros((218, 178, 3), np.uint8)
+        picture[35:183, 15:163] = 60 * number + 20  # the middle 148 x 148; all around is black
+        Image.fromarray(picture).save(faces / f"{number:06d}.jpg", quality=100)
+        rows.append(f"{number:06d}.jpg{',' if suffix == '.csv' else ' '}{part}")
+    header = ["image_id,partition"] if suffix == ".csv" else []
+    (tmp_path / f"list_eval_partition{suffix}").write_text("\n".join([*header, *rows]) + "\n")
+    found = celeba(tmp_path, side=4)
+    assert {split: len(own) for split, own in found.items()} == {"train": 2, "val": 1, "test": 1}
+    assert abs(int(found["test"].pixels.float().mean()) - 200) < 3
+    for file in faces.iterdir():
+        file.unlink()
+    assert torch.equal(celeba(tmp_path, side=4)["train"].pixels, found["train"].pixels)  # made once
+
+
+@pytest.mark.slow
+def test_the_registrys_images_are_what_they_are_known_to_be():
+    images = cifar10()
+    assert {split: tuple(own.pixels.shape) for split, own in images.items()} == {
+        "train": (50000, 3, 32, 32),
+        "test": (10000, 3, 32, 32),
+    }
+    assert torch.bincount(images["train"].classes).tolist() == [5000] * 10
+    assert torch.bincount(images["test"].classes).tolist() == [1000] * 10
+    means = images["train"].pixels.float().div(255).mean((0, 2, 3))
+    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]), atol=1e-3, rtol=0)  # published channel means
+    digits = mnist()
+    assert tuple(digits["train"].pixels.shape) == (60000, 1, 28, 28)
+    assert torch.bincount(digits["test"].classes).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert abs(float(digits["train"].pixels.float().mean()) / 255 - 0.1307) < 1e-3
+
+
+def test_gradients_are_exact_in_chunks(folder):
+    own = model("umbc+set-transformer").train()
+    context = task(folder).test_pixels(0, 2)[:, :30]
+    ss.testing.check_exact_gradient(own.encoder, context, chunk_size=7)
