@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 from setstream.report.page import Page
 from setstream.report.runs import FinishedRun, by_label, find_runs, mean_and_spread
+
+#: Tasks with a page of their own; the metrics of others stand in a table.
+EVIDENCE = {"clustering": "setstream.report.clustering", "completion": "setstream.report.completion"}
 
 
 def write_report(folders: list[Path], out: Path) -> list[FinishedRun]:
@@ -16,10 +20,8 @@ def write_report(folders: list[Path], out: Path) -> list[FinishedRun]:
     page = Page("setstream: " + ", ".join(tasks))
     for task in tasks:
         own = [run for run in runs if run.config.task == task]
-        if task == "clustering":
-            from setstream.report.clustering import add_evidence
-
-            add_evidence(page, own)
+        if task in EVIDENCE:
+            import_module(EVIDENCE[task]).add_evidence(page, own)
         else:
             add_table(page, task, own)
     page.section("Runs")

@@ -6,13 +6,13 @@ Numbers of the paper are those of its Table 1 (Willette et al., ICML 2023), on 1
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from setstream.model import SetModel
+from setstream.report.costs import kept_bytes, milliseconds
 from setstream.report.page import Page
 from setstream.report.partitions import partition_variance, variance_figure
 from setstream.report.plotting import pyplot
@@ -54,26 +54,12 @@ def task_of(run: FinishedRun) -> Clustering:
 # -- (a) the table ----------------------------------------------------------------------------------------------------
 
 
-def cost_of_a_chunk(model: SetModel, dim: int = 2, rounds: int = 200) -> tuple[float, float]:
+def cost_of_a_chunk(model: SetModel, dim: int = 2) -> tuple[float, float]:
     """Kilobytes that autograd keeps, and milliseconds forward, for one chunk of eight points."""
-    model.eval()
     x = torch.randn(1, 8, dim)
-    kept = 0
-
-    def pack(tensor: Tensor) -> Tensor:
-        nonlocal kept
-        kept += tensor.numel() * tensor.element_size() if not tensor.is_leaf else 0  # weights are there anyway
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        _ = model.head(model.encoder(x)).means.sum()
+    kept = kept_bytes(lambda: model.head(model.encoder(x)).means.sum())
     with torch.no_grad():
-        times = []
-        for _ in range(rounds):
-            start = time.perf_counter()
-            model.head(model.encoder(x))
-            times.append(time.perf_counter() - start)
-    return kept / 1024, 1000 * sorted(times)[rounds // 2]
+        return kept / 1024, milliseconds(lambda: model.head(model.encoder(x)))
 
 
 def results_table(page: Page, runs: list[FinishedRun]) -> None:
@@ -81,7 +67,7 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
     rows = []
     for label, group in by_label(runs).items():
         model, config = group[0].model(), group[0].config
-        memory, milliseconds = cost_of_a_chunk(model, task_of(group[0]).dim)
+        memory, duration = cost_of_a_chunk(model, task_of(group[0]).dim)
         paper = PAPER.get(config.model)
         plain = not config.model_options and config.gradient in ("unbiased", "subset")
         same = plain and (config.gradient == "unbiased") == model.encoder.pool.consistent
@@ -96,7 +82,7 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
                 f"{paper[0] - PAPER_ORACLE:.2f}" if paper and same else "",
                 mean_and_spread(whole) if whole else "",
                 f"{memory:.0f}",
-                f"{milliseconds:.2f}",
+                f"{duration:.2f}",
                 str(len(group)),
                 f"{config.steps:,}",
             ]

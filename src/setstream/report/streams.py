@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError
 from setstream.model import SetModel
+from setstream.report.animation import animate
 from setstream.report.page import Page
 from setstream.report.plotting import pyplot
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
@@ -71,31 +70,22 @@ def streams_figure(models: dict[str, SetModel], drawn: Sample) -> Figure:
 
 def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) -> bytes:
     """The same, as it happens: points arrive and the ellipses follow."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("the animation needs Pillow: pip install 'setstream[report]'") from error
     plt = pyplot()
     figure, axes = plt.subplots(len(models), len(STREAMS), figsize=(9, 2.45 * len(models)), squeeze=False)
     figure.subplots_adjust(0.03, 0.02, 0.99, 0.93, 0.05, 0.15)
     roads = {kind: stream_order(kind, drawn.labels[0], torch.Generator().manual_seed(0)) for kind in STREAMS}
     said = {(name, kind): list(predictions(models[name], drawn.points[0], roads[kind])) for name in models for kind in STREAMS}
-    pictures = []
-    for frame in range(1, frames + 1):
+
+    def draw(frame: int) -> None:
         for row, name in zip(axes, models, strict=True):
             for axis, kind in zip(row, STREAMS, strict=True):
-                turn = max(0, round(frame / frames * len(roads[kind])) - 1)
+                turn = max(0, round((frame + 1) / frames * len(roads[kind])) - 1)
                 seen = torch.cat(roads[kind][: turn + 1])
                 draw_mixture(axis, drawn.points[0], said[name, kind][turn], f"{name}\n{kind} stream", seen)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=72)
-        pictures.append(Image.open(buffer).convert("P", palette=Image.Palette.ADAPTIVE, colors=48))
+
+    found = animate(figure, draw, frames)
     plt.close(figure)
-    out = io.BytesIO()
-    pictures[0].save(
-        out, format="GIF", save_all=True, append_images=pictures[1:], duration=[160] * (frames - 1) + [2500], loop=0
-    )
-    return out.getvalue()
+    return found
 
 
 def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: int = 512) -> tuple[Figure, bytes]:

@@ -1,0 +1,51 @@
+"""The report of image completion, from tiny runs on pictures that we draw."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from setstream.report import completion as evidence
+from setstream.report import write_report
+from setstream.tasks.completion import Completion, as_pixels
+from setstream.tasks.loading import build_task
+from setstream.training import TrainConfig, Trainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("pictures")
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(found / f"{number:02d}.png")
+    return found
+
+
+def test_the_report_has_table_figures_gallery_and_animation(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence.progress_gif, "__defaults__", (2, 3))
+    monkeypatch.setattr(evidence, "GALLERY", (5, 20))
+    options = {"data": "folder", "folder": str(folder), "side": 8, "fewest": 5, "most": 20, "test_contexts": [5, 20]}
+    kinds = [("umbc+set-transformer", "unbiased"), ("umbc+set-transformer", "full"), ("set-transformer", "subset")]
+    for number, (model, gradient) in enumerate(kinds):
+        config = TrainConfig(
+            "completion", model, options, {}, steps=1, batch=2, gradient=gradient, chunk_size=5, tensorboard=False
+        )
+        Trainer(build_task(config), config, tmp_path / "runs" / str(number), shown=False).run()
+    assert len(write_report([tmp_path / "runs"], tmp_path / "report.html")) == 3
+    text = (tmp_path / "report.html").read_text()
+    for wanted in ("umbc+set-transformer (unbiased 5)", "NLL at 20", "Gradients of umbc", "Completions", "data:image/gif"):
+        assert wanted in text, wanted
+
+
+def test_memory_is_flat_for_consistent_models_only(folder):
+    task = Completion("folder", str(folder), side=8)
+    pixels = task.test_pixels(0, 1)
+    for name, flat in (("umbc+set-transformer", True), ("deepsets", True), ("set-transformer", False), ("diff-em", False)):
+        few, many = (evidence.kept_kilobytes(task.build(name), pixels[:, :size], 10) for size in (20, 60))
+        assert (many < 1.05 * few) == flat, (name, few, many)
+
+
+def test_revealed_pixels_are_those_of_the_image(folder):
+    image = Completion("folder", str(folder), side=8).images["test"].pixels[:1]
+    assert torch.equal(evidence.revealed(as_pixels(image)[0], 64, (3, 8, 8)), image[0] / 255)
+    assert int((evidence.revealed(as_pixels(image)[0], 10, (3, 8, 8)) != 0.5).any(0).sum()) == 10
