@@ -306,7 +306,7 @@ def bench(
 @app.command(epilog="[bold]Example[/bold]\n\nsetstream demo --out out/demo --seed 7")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the figure, the animation and the report.")] = Path("out/demo"),
-    seed: Annotated[int, typer.Option(help="Which set is drawn.")] = 3,
+    seed: Annotated[int, typer.Option(help="Which set is drawn; this one is easy to see.")] = 129,
     points: Annotated[int, typer.Option(help="Points in the set.", min=16)] = 512,
 ) -> None:
     """Stream one set in four orders through two trained models, and see who minds."""

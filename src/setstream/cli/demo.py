@@ -21,7 +21,8 @@ def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
     out.mkdir(parents=True, exist_ok=True)
     models = {name: pretrained(name) for name in MODELS}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
-    rows = Table("model", *(f"{kind} stream" for kind in STREAMS), "disagreement", box=None, title=f"NLL of {points} points")
+    title = f"NLL of {points} points at the end of each stream"
+    rows = Table("model", *STREAMS, "disagreement", box=None, title=title)
     for name, ends in stream_ends(models, drawn).items():
         nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
         rows.add_row(name, *nlls, f"{disagreement(ends, drawn.points):.1e}")

@@ -72,7 +72,7 @@ def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) ->
     """The same, as it happens: points arrive and the ellipses follow."""
     plt = pyplot()
     figure, axes = plt.subplots(len(models), len(STREAMS), figsize=(9, 2.45 * len(models)), squeeze=False)
-    figure.subplots_adjust(0.03, 0.02, 0.99, 0.93, 0.05, 0.15)
+    figure.subplots_adjust(0.04, 0.02, 0.99, 0.94, 0.05, 0.15)
     roads = {kind: stream_order(kind, drawn.labels[0], torch.Generator().manual_seed(0)) for kind in STREAMS}
     said = {(name, kind): list(predictions(models[name], drawn.points[0], roads[kind])) for name in models for kind in STREAMS}
 
@@ -81,7 +81,8 @@ def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) ->
             for axis, kind in zip(row, STREAMS, strict=True):
                 turn = max(0, round((frame + 1) / frames * len(roads[kind])) - 1)
                 seen = torch.cat(roads[kind][: turn + 1])
-                draw_mixture(axis, drawn.points[0], said[name, kind][turn], f"{name}\n{kind} stream", seen)
+                draw_mixture(axis, drawn.points[0], said[name, kind][turn], f"{kind} stream", seen)
+            row[0].set_ylabel(name, fontsize=9)
 
     found = animate(figure, draw, frames)
     plt.close(figure)
