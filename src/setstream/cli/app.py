@@ -79,7 +79,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sets in a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam or adamw.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, step or cosine.")] = None,
     gradient: Annotated[
         str | None, typer.Option(help="full, exact, unbiased, importance or subset: see docs/gradients.md.")

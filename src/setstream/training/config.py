@@ -14,7 +14,7 @@ from typing import Any, Self
 from setstream.encode import GRADIENTS
 from setstream.errors import ConfigurationError
 
-OPTIMIZERS = ("adam", "adamw")
+OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "step", "cosine")
 PARALLEL = ("data", "set")
 AMP = ("none", "bf16")
@@ -41,7 +41,7 @@ class TrainConfig:
     optimizer: str = "adam"
     lr: float = 1e-3
     weight_decay: float = 0.0
-    beta1: float = 0.9
+    beta1: float = 0.9  # of sgd, the momentum
     beta2: float = 0.999
     schedule: str = "step"  # constant; step: times drop_factor at drop_at; cosine: down to lr · final_factor
     drop_at: float = 0.7

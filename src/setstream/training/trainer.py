@@ -88,10 +88,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
         self.model = task.build(config.model, **config.model_options).to(self.device)
-        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-        self.optimizer = kind(
-            self._parameter_groups(), config.lr, (config.beta1, config.beta2), fused=self.device.type in ("cpu", "cuda")
-        )
+        self.optimizer = self._optimizer()
         self.step = 0
         self.losses: list[float] = []  # since the last line of the log
         self._stop = threading.Event()
@@ -256,6 +253,13 @@ class Trainer:
         if not self.processes.first:
             return failed.folder
         return failed.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        config, groups, fused = self.config, self._parameter_groups(), self.device.type in ("cpu", "cuda")
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(groups, config.lr, momentum=config.beta1, fused=fused)
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        return kind(groups, config.lr, (config.beta1, config.beta2), fused=fused)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """Weight decay is for weights: biases, norms and other vectors are left alone."""
