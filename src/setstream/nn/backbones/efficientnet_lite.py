@@ -39,7 +39,7 @@ STAGES = (
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with a bias, and zeros around the plane so that ⌈size / stride⌉ places come out: more of them at the end."""
+    """A convolution with a bias, and zeros around the plane so that ⌈size / stride⌉ places come out; an odd one at the end."""
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(in_dim, out_dim, kernel, stride, groups=groups)
