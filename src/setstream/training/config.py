@@ -54,6 +54,10 @@ class TrainConfig:
     chunk_size: int = 8
     grad_chunks: int = 1
 
+    init_from: str | None = None  # a run folder or a file of weights to begin with
+    freeze: list[str] = field(default_factory=list)  # beginnings of names of parameters that stay as they are
+    select: str | None = None  # end with the weights whose evaluation on the way had the largest value of this metric
+
     seed: int = 0
     device: str = "auto"
     threads: int | None = None
