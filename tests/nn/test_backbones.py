@@ -13,7 +13,7 @@ from setstream.nn.backbones import BACKBONES, backbone
 from setstream.nn.backbones.base import read_checkpoint
 from setstream.nn.backbones.efficientnet_lite import _imagenet
 
-SMALL = {"resnet18": {"width": 8, "projection": 16}, "efficientnet-lite0": {}}
+SMALL = {"resnet18": {"width": 8, "projection": 16}, "efficientnet-lite0": {}, "small": {"width": 8}}
 
 
 def published_resnet(width=8, projection=16, norm=nn.InstanceNorm2d):
@@ -150,7 +150,7 @@ def test_a_backbone_of_the_user_s():
 
 
 def test_bad_backbones_are_explained(tmp_path):
-    with pytest.raises(ConfigurationError, match="unknown backbone 'vit': choose one of resnet18, efficientnet-lite0"):
+    with pytest.raises(ConfigurationError, match="unknown backbone 'vit': choose one of resnet18, efficientnet-lite0, small"):
         backbone("vit")
     with pytest.raises(ConfigurationError, match="cannot be imported"):
         backbone("setstream.nothing:here")

@@ -20,6 +20,10 @@ def write_report(folders: list[Path], out: Path) -> list[FinishedRun]:
             from setstream.report.clustering import add_evidence
 
             add_evidence(page, own)
+        elif task == "needles":
+            from setstream.report.needles import add_evidence as add_needles
+
+            add_needles(page, own)
         else:
             add_table(page, task, own)
     page.section("Runs")

@@ -8,7 +8,12 @@ from setstream.errors import ConfigurationError
 from setstream.training.task import Task
 
 #: Where each task lives; a module is imported when its task is asked for.
-TASKS = {"clustering": "setstream.tasks.clustering:Clustering", "mil": "setstream.tasks.mil:Mil"}
+TASKS = {
+    "clustering": "setstream.tasks.clustering:Clustering",
+    "mil": "setstream.tasks.mil:Mil",
+    "needles": "setstream.tasks.mil.needles:Needles",
+    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
+}
 
 
 def task_class(name: str) -> type[Task]:

@@ -19,14 +19,20 @@ from setstream.errors import ConfigurationError
 from setstream.nn.backbones.base import Backbone
 from setstream.nn.backbones.efficientnet_lite import efficientnet_lite0
 from setstream.nn.backbones.resnet import resnet18
+from setstream.nn.backbones.small import small
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "efficientnet-lite0": efficientnet_lite0}
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "efficientnet-lite0": efficientnet_lite0,
+    "small": small,
+}
 
 
 def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn.Module:
     """A backbone of ours, or your own as `package.module:function`.
 
-    weights:  a file, or a name that the backbone knows (efficientnet-lite0: "imagenet"); None: random.
+    weights:  a file, or the weights of a run whose model began with this backbone (its model.safetensors), or a name that the
+              backbone knows (efficientnet-lite0: "imagenet"); None: random.
     options:  of the backbone.
 
     Your function takes `weights` (if you give any) and the options, and gives a module with an attribute `out_dim`. It gets

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, DataError, ShapeError
 
+#: How a model of `setstream.tasks.mil` calls the network of its backbone.
+OF_A_RUN = "encoder.phi.backbone.net."
+
 
 class Backbone(nn.Module):
     """Images (n, 3, H, W), in [0, 1] or as bytes, to features (n, out_dim)."""
@@ -42,7 +45,10 @@ class Backbone(nn.Module):
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file by name; wrappers (`state_dict`, `module.`) are taken off."""
+    """The tensors of a .safetensors or torch file by name; wrappers (`state_dict`, `module.`) are taken off.
+
+    Of the weights of a run, those of its model's backbone.
+    """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file of weights")
     try:
@@ -58,6 +64,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             found = found[wrapper]
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
         raise DataError(f"{path}: expected tensors by name; it holds a {type(found).__name__}")
+    if any(name.startswith(OF_A_RUN) for name in found):
+        found = {name.removeprefix(OF_A_RUN): tensor for name, tensor in found.items() if name.startswith(OF_A_RUN)}
     return {name.removeprefix("module."): tensor for name, tensor in found.items()}
 
 

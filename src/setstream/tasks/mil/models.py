@@ -68,6 +68,11 @@ def feature_network(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
+    """A backbone and what follows it, under names that all models share."""
+    return nn.Sequential(OrderedDict(backbone=backbone, layers=layers))
+
+
 def assemble(phi: nn.Module, width: int, pool: Pool, decoder: nn.Module, two_stream: bool, bytes_too: bool = False) -> SetModel:
     """phi (which may take bytes as they are), a pool (beside it the instance stream), a head."""
     if two_stream:
@@ -99,7 +104,7 @@ def bag_model(parts: Parts) -> Callable[..., SetModel]:
         elif in_dim is None:
             raise ConfigurationError("instances that are no vectors need a backbone: name one, like backbone=resnet18")
         layers = [in_dim, *([WIDTH] if widths is None else widths)]
-        phi = nn.Sequential(OrderedDict(backbone=network, layers=feature_network(layers, dropout)))
+        phi = phi_of(network, feature_network(layers, dropout))
         return assemble(phi, layers[-1], *parts(layers[-1], **options), two_stream, bytes_too=backbone is not None)
 
     build.__doc__ = parts.__doc__
