@@ -272,7 +272,7 @@ def report(
     console.print(f"{len(runs)} runs: {out}", highlight=False)
 
 
-BENCHMARKS = ("pooling", "step", "memory", "variance", "encode")
+BENCHMARKS = ("pooling", "step", "memory", "variance", "encode", "finetune_memory")
 
 
 @app.command(
@@ -281,7 +281,7 @@ BENCHMARKS = ("pooling", "step", "memory", "variance", "encode")
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="pooling, step, memory, variance or encode.")],
+    name: Annotated[str, typer.Argument(help="pooling, step, memory, variance, encode or finetune_memory.")],
     folder: Annotated[Path, typer.Option(help="Where the benchmarks are: in a checkout of setstream.")] = Path("benchmarks"),
 ) -> None:
     """Run one of the benchmarks; further options are its own."""

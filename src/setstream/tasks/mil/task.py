@@ -40,7 +40,7 @@ class Mil(Task):
     class_weights:  weigh both classes alike, however many bags they have.
     test_chunk:     instances at a time in a test.
 
-    Features are standardised by those of the training bags in the classic benchmarks, and taken as they are elsewhere.
+    Features in memory are standardised by those of the training bags; those in files are taken as they are.
     Instances that are images are served from their files chunk by chunk, and never in memory as a whole.
     """
 
@@ -79,7 +79,7 @@ class Mil(Task):
             rest = [number for number in rest if number not in set(chosen["val"])]
         self.train, self.test = everything.select(rest), everything.select(chosen.get("test", chosen.get("val", [])))
         self.validation = everything.select(chosen["val"]) if "val" in chosen else None
-        if sets is None:
+        if isinstance(self.train.bags[0], Tensor):
             train = self.train
             self.train, self.test = train.standardised(train), self.test.standardised(train)
             self.validation = self.validation and self.validation.standardised(train)
