@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from memory import peak_mib
 
 from setstream.data import NpySource
 from setstream.tasks.mil.bags import Bags
@@ -34,12 +35,6 @@ from setstream.training.stages import freeze, train_mode
 FROZEN = ["head", "encoder.pool", "encoder.phi.layers"]
 MODES = ("unbiased", "importance", "exact", "full")
 BLOCK = 256
-
-
-def peak_mib() -> float:
-    """The largest resident memory of this process, without what its parent had when it was forked."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def write_bag(path: Path, size: int, side: int) -> None:

@@ -198,7 +198,14 @@ def test_weight_decay_leaves_biases_and_norms_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"amp": "bf16"}, {"clip": 0.1}, {"schedule": "cosine", "warmup": 3}, {"gradient": "exact"}]
+    "options",
+    [
+        {"amp": "bf16"},
+        {"clip": 0.1},
+        {"schedule": "cosine", "warmup": 3},
+        {"gradient": "exact"},
+        {"optimizer": "sgd", "lr": 1e-4, "weight_decay": 5e-3},
+    ],
 )
 def test_options_train(tmp_path, options):
     assert train(tmp_path, steps=6, **options).done

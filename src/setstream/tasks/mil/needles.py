@@ -129,7 +129,7 @@ class Needles(Mil):
         self,
         rate: float = 0.003,
         needle: int = 1,
-        train_bags: int = 400,
+        train_bags: int = 2000,
         val_bags: int = 100,
         test_bags: int = 200,
         bag_seed: int = 0,
