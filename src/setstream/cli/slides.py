@@ -136,7 +136,7 @@ def heatmap(
         Path | None, typer.Option("--features", help="The slide's file of features; without it the model reads patches.")
     ] = None,
     patches: Annotated[Path | None, typer.Option(help="The slide's file of patches, where the model reads patches.")] = None,
-    score: Annotated[str, typer.Option(help="What is drawn: attention, or instance (of two-stream models).")] = "attention",
+    score: Annotated[str, typer.Option(help="What is drawn: evidence, attention, alone or instance.")] = "evidence",
     table: Annotated[str, typer.Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
     chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",

@@ -1,33 +1,38 @@
-"""Which elements of a bag a trained model looks at.
+"""Which elements of a bag a trained model looks at, and which way they count.
 
-    attention    a_j = mean over slots and heads of the weight of element j         sums to one over the bag
-    instance     w·φ_j + b                                                          the instance stream's logit of element j
+    attention    a_j, the mean over slots and heads of its weight         how much it counts; sums to one over the bag
+    alone        y({x_j}), the bag logit of a bag that holds x_j only     which way it counts
+    evidence     a_j σ(y({x_j}))                                          both; without attention, σ(y({x_j}))
+    instance     w·φ_j + b                                                the instance stream's logit, where there is one
 
 Attention takes two passes in constant memory: one for the state of the whole bag, one in which the weights of each chunk are
 divided by the state's normaliser. Models that need their whole bag (ab-mil, ds-mil) keep the features of all elements, not
 the elements.
 
-Gradients of the bag's logit are no substitute: once a model is sure, its head is saturated and they are noise. On planted
-lesions, attention and instance logits found them; gradient times feature did not.
+Attention alone also falls on what speaks against the label, and gradients of the logit are no substitute: once a model is sure,
+its head is saturated and they are noise. docs/slides.md has what was measured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from setstream.data.source import SetSource
-from setstream.errors import MismatchError
+from setstream.errors import DataError
 from setstream.model import SetModel
 from setstream.nn import GatedAttention
 from setstream.pool import Pool
-from setstream.pools import SSE, UMBC, ChunkMean, Parallel, Projected
+from setstream.pools import UMBC, ChunkMean, HierarchicalSSE, Parallel, Projected
 from setstream.state import State
 from setstream.stream import evaluating
 from setstream.tasks.mil.models import BothStreams
+
+#: Bags of one element that go through the head at a time: each is as large as the slots of a whole bag.
+SINGLES = 64
 
 
 @dataclass(frozen=True)
@@ -47,63 +52,69 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024) -
     """The logits of a bag and the scores of its elements, in the order of the source."""
     encoder = model.encoder
     pool = encoder.pool
-    bag = pool.pools["bag"] if isinstance(pool, Parallel) and "bag" in pool.pools else pool
-    assert isinstance(bag, Pool)
-    _check(bag)
     device = encoder.home() or torch.device("cpu")
-    found: dict[str, list[Tensor]] = {}
     with evaluating(model):
-        if isinstance(bag, ChunkMean):
-            features = [encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size)]
-            whole = torch.cat(features) if features else encoder.features(source.read(0, 0).to(device))
-            logits = model.head(pool(whole[None]))[0]
-            found = {"attention": [_whole_attention(bag, whole)]} | _instance(pool, whole)
-        else:
+        if pool.consistent:
             state = encoder.empty(1)
             for chunk in source.chunks(chunk_size):
                 state = encoder.update(state, chunk.to(device)[None])
-            logits = model.finalize(state)[0]
-            for chunk in source.chunks(chunk_size):
-                features_of = encoder.features(chunk.to(device))
-                found.setdefault("attention", []).append(_attention(pool, bag, features_of, state))
-                for name, values in _instance(pool, features_of).items():
-                    found.setdefault(name, []).extend(values)
-    nothing = {"attention": [torch.empty(0)]} | ({"instance": [torch.empty(0)]} if _instances(pool) else {})
-    return Scores(logits.cpu(), {name: torch.cat(values).cpu() for name, values in (nothing | found).items()})
+            logits = model.finalize(state)
+            pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
+            found = [_scores(model, features, _streamed_attention(pool, state)) for features in pieces]
+        else:
+            if not len(source):
+                raise DataError(f"{source.id or 'this bag'} has no elements, and the model has no answer for that")
+            whole = torch.cat([encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size)])
+            logits = model.head(pool(whole[None]))
+            found = [_scores(model, whole, _whole_attention(pool))]
+        if not found:
+            found = [_scores(model, encoder.features(source.read(0, 0).to(device)), _streamed_attention(pool, state))]
+    return Scores(logits[0].cpu(), {name: torch.cat([own[name] for own in found]).cpu() for name in found[0]})
 
 
-def _attention(pool: Pool, bag: Pool, features: Tensor, state: State) -> Tensor:
-    """(n,): the mean over heads and slots."""
-    own = state if bag is pool else state.select("bag")
-    weights: Tensor = bag.attention(features[None], own)  # type: ignore[operator]
-    return weights[0].mean((0, 1))
+# Features (n, in_dim) to weights (n,).
+Weigh = Callable[[Tensor], Tensor]
 
 
-def _whole_attention(bag: ChunkMean, features: Tensor) -> Tensor:
-    if isinstance(bag.module, BothStreams):
-        return bag.module.dsmil.streams(features[None])[2][0].mean(-1)
-    weights: Tensor = bag.module(features[None], return_attention=True)[1]
-    return weights[0]
-
-
-def _instances(pool: Pool) -> Projected | None:
+def _scores(model: SetModel, features: Tensor, weigh: Weigh | None) -> dict[str, Tensor]:
+    """All scores of some elements, from their features."""
+    pool = model.encoder.pool
+    singles = [model.head(pool(own.unsqueeze(1)))[:, -1] for own in features.split(SINGLES) if len(own)]
+    alone = torch.cat(singles) if singles else features.new_empty(0)
+    scores = {"evidence": alone.sigmoid(), "alone": alone}
+    if weigh is not None:
+        scores["attention"] = weigh(features)
+        scores["evidence"] = scores["attention"] * scores["evidence"]
     stream = pool.pools["instance"] if isinstance(pool, Parallel) and "instance" in pool.pools else None
-    return stream if isinstance(stream, Projected) else None
+    if isinstance(stream, Projected):
+        scores["instance"] = stream.module(features)[:, 0]
+    return scores
 
 
-def _instance(pool: Pool, features: Tensor) -> dict[str, list[Tensor]]:
-    stream = _instances(pool)
-    return {} if stream is None else {"instance": [stream.module(features)[:, 0]]}
+def _bag_pool(pool: Pool) -> Pool:
+    """The pool of the bag stream."""
+    inner = pool.pools["bag"] if isinstance(pool, Parallel) and "bag" in pool.pools else pool
+    assert isinstance(inner, Pool)
+    return inner
 
 
-def _check(bag: Any) -> None:
-    if isinstance(bag, ChunkMean) and isinstance(bag.module, GatedAttention | BothStreams):
-        return
-    first = bag.first if isinstance(bag, SSE) else bag
+def _streamed_attention(pool: Pool, state: State) -> Weigh | None:
+    """Mean weights over heads and slots; None where a model has none, or the same for every element."""
+    bag = _bag_pool(pool)
+    first = bag.first if isinstance(bag, HierarchicalSSE) else bag
     if not isinstance(first, UMBC):
-        raise MismatchError(f"{type(bag).__name__} has no attention to show: use umbc, ab-mil or ds-mil")
+        return None
     if first.activation.name.startswith("slot-") and not first.activation.normalise:
-        raise MismatchError(
-            f"{first.activation.name} shares out one unit of attention for every element over the slots, so all elements get "
-            "the same: there is nothing to show. Use softmax, or normalise=True"
-        )
+        return None  # each element shares out one unit of attention over the slots
+    own = state if bag is pool else state.select("bag")
+    return lambda features: first.attention(features[None], own)[0].mean((0, 1))
+
+
+def _whole_attention(pool: Pool) -> Weigh | None:
+    bag = _bag_pool(pool)
+    module = bag.module if isinstance(bag, ChunkMean) else None
+    if isinstance(module, BothStreams):
+        return lambda features: module.dsmil.streams(features[None])[2][0].mean(-1)
+    if isinstance(module, GatedAttention):
+        return lambda features: module(features[None], return_attention=True)[1][0]
+    return None
