@@ -227,3 +227,32 @@ class Standardise(nn.Module):
 
     def forward(self, x):
         return (x - self.mean) / self.std
+
+
+@pytest.mark.slow
+def test_torchmil_reads_our_features(job, tmp_path):
+    """torchmil's TridentWSIDataset gives the same features, coordinates and labels. Needs `pip install torchmil`."""
+    torchmil = pytest.importorskip("torchmil.datasets")
+    slides, folder = job
+    for name in slides:
+        source = slide_for(folder / "patches" / f"{name}_patches.h5", slides)
+        write_features(Colours(), source, features_file(folder / "patches", "c", name), encoder="c")
+    (tmp_path / "labels.csv").write_text("slide,label\ns0.tif,0\ns1.tif,1\n")
+    theirs = torchmil.TridentWSIDataset(
+        base_path=f"{folder}/",
+        labels_path=str(tmp_path / "labels.csv"),
+        feature_extractor="c",
+        patch_size=32,
+        wsi_name_col="slide",
+        wsi_label_col="label",
+        bag_keys=["X", "Y", "adj", "coords"],
+    )
+    ours = ss.data.open(folder)
+    assert len(theirs) == len(ours) == 2
+    by_name = dict(zip(theirs.bag_names, range(2), strict=True))
+    for number, source in enumerate(ours):
+        bag = theirs[by_name[source.id]]
+        torch.testing.assert_close(bag["X"], source.tensor())
+        torch.testing.assert_close(bag["coords"].long(), source.coords() // 32)
+        assert int(bag["Y"]) == number
+        assert tuple(bag["adj"].shape) == (len(source), len(source))

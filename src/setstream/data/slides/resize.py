@@ -12,11 +12,13 @@ import numpy as np
 
 
 def area_mean(picture: np.ndarray, edges: np.ndarray, axis: int) -> np.ndarray:
-    """The means of `picture` between the edges along one axis, in float64.
+    """The means of `picture` between the edges along one axis, in float64; the picture itself where nothing changes.
 
     >>> area_mean(np.array([3.0, 0.0, 6.0]), np.array([0.0, 1.5, 3.0]), axis=0)
     array([2., 4.])
     """
+    if len(edges) == picture.shape[axis] + 1 and np.array_equal(edges, np.arange(len(edges))):
+        return picture
     rows = np.moveaxis(picture, axis, 0)
     integral = np.concatenate([np.zeros((1, *rows.shape[1:])), rows.cumsum(0, dtype=np.float64)])
     edges = np.clip(edges, 0, len(rows))
