@@ -42,7 +42,9 @@ def reads_patches():
     """A model that reads the pixels itself."""
     torch.manual_seed(0)
     phi = nn.Sequential(nn.Conv2d(3, 8, 8, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return MODELS["umbc+set-transformer"](in_dim=8, widths=[16], num_slots=4, phi=phi)
+    model = MODELS["umbc+set-transformer"](in_dim=8, widths=[16], num_slots=4)
+    model.encoder.phi = nn.Sequential(phi, model.encoder.phi)
+    return model
 
 
 class Lesions(Task):

@@ -198,8 +198,8 @@ def test_a_planted_lesion_lights_up(cohort, name, options, steps):
     data, truth = cohort
     torch.manual_seed(0)
     rows = torch.cat([source.tensor() for source in data])
-    model = MODELS[name](in_dim=6, widths=[32], phi=nn.LayerNorm(6, elementwise_affine=False), **options)
-    model.encoder.phi[0] = Standardise(rows.mean(0), rows.std(0))
+    model = MODELS[name](in_dim=6, widths=[32], **options)
+    model.encoder.phi = nn.Sequential(Standardise(rows.mean(0), rows.std(0)), model.encoder.phi)
     bags = [source.tensor() for source in data]
     labels = torch.arange(24).remainder(2).float()
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)

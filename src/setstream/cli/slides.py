@@ -75,7 +75,7 @@ def patch(
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
-    "setstream slides features slides/ job/20x_256px_0px_overlap --backbone efficientnet-lite0\n\n"
+    "setstream slides features slides/ job/20x_256px_0px_overlap --backbone efficientnet-lite0 --weights imagenet\n\n"
     "setstream slides features slides/ job/20x_256px_0px_overlap --backbone mine:encoder --device cuda\n\n"
     "Stop it in any way and start it again: slides that are done are skipped."
 )
@@ -83,7 +83,7 @@ def features(
     slides: Slides,
     patches: Annotated[Path, typer.Argument(help="What `slides patch` wrote: OUT/20x_256px_0px_overlap.")],
     backbone: Annotated[str, typer.Option(help="A backbone by name, or your own module as package.module:function.")],
-    weights: Annotated[Path | None, typer.Option(help="A file of weights for a backbone by name.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Of a backbone by name: a file, or a name it knows (imagenet).")] = None,
     chunk_size: Annotated[int, typer.Option(help="Patches at a time.", min=1)] = 64,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     without: Annotated[list[str] | None, typer.Option(help="Leave out files and folders with this word in their name.")] = None,

@@ -10,7 +10,7 @@ divided by the state's normaliser. Models that need their whole bag (ab-mil, ds-
 the elements.
 
 Attention alone also falls on what speaks against the label, and gradients of the logit are no substitute: once a model is sure,
-its head is saturated and they are noise. docs/slides.md has what was measured.
+its head is saturated and they are noise.
 """
 
 from __future__ import annotations

@@ -32,8 +32,11 @@ def user_object(place: str, what: str) -> object:
     return found() if callable(found) and not isinstance(found, nn.Module) else found
 
 
-def find_backbone(name: str, weights: Path | None = None) -> nn.Module:
-    """A backbone by its name, or your own module from `package.module:function` (a function without arguments, or a class)."""
+def find_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
+    """A backbone by its name, or your own module from `package.module:function` (a function without arguments, or a class).
+
+    weights: of a backbone by name: a file, or the name of weights that the backbone knows. Random ones make no features.
+    """
     if ":" in name:
         if weights is not None:
             raise ConfigurationError(f"weights are for backbones by name; {name} loads its own")
@@ -49,6 +52,10 @@ def find_backbone(name: str, weights: Path | None = None) -> nn.Module:
         known = ", ".join(registry.BACKBONES)
         raise ConfigurationError(
             f"unknown backbone {name!r}: choose one of {known}, or give your own as package.module:function"
+        )
+    if weights is None:
+        raise ConfigurationError(
+            f"{name} has random weights unless you give some: --weights FILE, or a name it knows (imagenet)"
         )
     found = registry.backbone(name, weights)
     assert isinstance(found, nn.Module)
