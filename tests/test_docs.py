@@ -1,21 +1,39 @@
-"""Every Python block of the README and the docs runs, in order, one namespace a page."""
+"""Every Python block of the README and the docs runs, and every bash block, in order, one namespace a page."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SLOW = {"docs/slides.md"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def name_of(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if name_of(page) in SLOW else ()) for page in PAGES],
+    ids=map(name_of, PAGES),
+)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     namespace = {}
-    for number, code in enumerate(BLOCK.findall(page.read_text())):
-        exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
+    for number, (kind, code) in enumerate(BLOCK.findall(page.read_text())):
+        if kind == "bash":
+            done = subprocess.run(["bash", "-euc", code], capture_output=True, text=True, env=os.environ | {"PATH": path})
+            assert done.returncode == 0, f"{page.name}, block {number}: {done.stdout}{done.stderr}"
+        else:
+            exec(compile(code, f"{page.name}, block {number}", "exec"), namespace)
 
 
 def test_there_are_blocks_to_run():

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from setstream import __version__
 from setstream.cli.options import build_config
+from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
 from setstream.tasks.loading import build_task, read_run
 
@@ -30,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(slides, name="slides")
 console = Console()
 errors = Console(stderr=True)
 

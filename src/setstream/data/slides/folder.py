@@ -1,0 +1,113 @@
+"""Many slides: found in a folder, cut by several processes, each slide whole or not there.
+
+A slide whose file of patches exists is not cut again: a job that was stopped, in whatever way, goes on by the same command.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from setstream.data.dataset import SetDataset
+from setstream.data.slides.grid import GridOptions, cut
+from setstream.data.slides.layout import read_grid, write_grid
+from setstream.data.slides.overview import overview, save_png
+from setstream.data.slides.pyramid import SUFFIXES, Slide
+from setstream.data.slides.source import SlideSource, extract
+from setstream.errors import ConfigurationError, DataError
+
+
+def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
+    """The slides at a path: a file, or all in a folder and its folders, by name.
+
+    without: words; what has one of them in its name, or in the name of a folder inside, is left out (masks, say).
+    """
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    files = [file for file in inside if not any(word in str(file.relative_to(path)).lower() for word in without)]
+    if not files:
+        raise DataError(f"{path}: holds no slides; known are {', '.join(SUFFIXES)}")
+    by_name: dict[str, Path] = {}
+    for file in files:
+        if by_name.setdefault(file.stem, file) != file:
+            raise DataError(f"{by_name[file.stem]} and {file} have one name: outputs are named by it. Give folders one by one")
+    return sorted(files, key=lambda file: file.stem)
+
+
+def patches_file(out: Path, options: GridOptions, name: str) -> Path:
+    """Where the patches of a slide are written."""
+    return out / options.folder / "patches" / f"{name}_patches.h5"
+
+
+def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = False) -> int:
+    """Cut one slide, unless that is done: coordinates, overview, and the patches as images if asked for. Gives their number."""
+    done = patches_file(out, options, path.stem)
+    picture = out / options.folder / "visualization" / f"{path.stem}.png"
+    if not done.exists():
+        with Slide(path, options.level0_magnification) as slide:
+            grid, tissue = cut(slide, options, path.stem)
+            save_png(picture, overview(slide, grid, tissue))
+        write_grid(done, grid)  # last: it says that the slide is done
+    else:
+        grid = read_grid(done)
+    pixels = out / options.folder / "images" / path.stem
+    if images and not pixels.exists():
+        extract(SlideSource(path, grid, raw=True), pixels)
+    return len(grid)
+
+
+def patch_slides(
+    slides: Sequence[Path],
+    out: str | Path,
+    options: GridOptions | None = None,
+    *,
+    workers: int = 1,
+    images: bool = False,
+    on_bad: Callable[[str], None] | None = None,
+) -> Iterator[tuple[Path, int | None]]:
+    """Cut slides, `workers` at a time; gives each as it is done, with the number of its patches.
+
+    on_bad: called with what is wrong with a slide, which is then left out (None patches); without it, that is an error.
+    """
+    options, out = options or GridOptions(), Path(out)
+    if workers < 1:
+        raise ConfigurationError(f"workers must be at least 1; got {workers}")
+
+    def outcome(path: Path, result: Callable[[], int]) -> tuple[Path, int | None]:
+        try:
+            return path, result()
+        except DataError as error:
+            if on_bad is None:
+                raise
+            on_bad(str(error))
+            return path, None
+
+    if workers == 1 or len(slides) < 2:
+        for path in slides:
+            yield outcome(path, lambda path=path: patch_slide(path, out, options, images))  # type: ignore[misc]
+        return
+    # Spawned, not forked: torch and OpenSlide have threads and locks that a fork would copy in any state.
+    with ProcessPoolExecutor(min(workers, len(slides)), multiprocessing.get_context("spawn")) as pool:
+        waiting: dict[Future[int], Path] = {pool.submit(patch_slide, path, out, options, images): path for path in slides}
+        try:
+            for future in as_completed(waiting):
+                yield outcome(waiting[future], future.result)
+        except BrokenProcessPool as error:
+            raise DataError("a process that cut slides was killed, perhaps for want of memory: use fewer workers") from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def open_slides(path: str | Path, patches: str | Path | None = None, **options: Any) -> SetDataset:
+    """The slides of a folder as sets of patches; `patches`: the folder of their *_patches.h5, if they are cut already."""
+    sources = []
+    for file in find_slides(path):
+        grid = None if patches is None else Path(patches) / f"{file.stem}_patches.h5"
+        sources.append(SlideSource(file, grid, **options))
+    return SetDataset(sources)

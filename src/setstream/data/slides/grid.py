@@ -1,0 +1,107 @@
+"""The patches of a slide: squares on a grid that hold enough tissue.
+
+side     e = s m_0 / m                      pixels of level 0, for s pixels at magnification m
+step     e - o m_0 / m                      o: overlap, in pixels at m; none unless asked for
+kept     share of tissue >= min_tissue      row by row, so that neighbours in the set are neighbours on the slide
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from setstream.data.slides.pyramid import Slide
+from setstream.data.slides.tissue import Tissue, find_tissue
+from setstream.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """How a slide is cut.
+
+    magnification:         of the patches.
+    patch_size:            their side, in pixels at that magnification.
+    overlap:               of neighbours, in the same pixels.
+    min_tissue:            the share of tissue that a patch must have.
+    threshold:             of the saturation; Otsu's unless given.
+    level0_magnification:  what the slide was scanned at, where the file does not say it.
+    """
+
+    magnification: float = 20.0
+    patch_size: int = 256
+    overlap: int = 0
+    min_tissue: float = 0.25
+    threshold: float | None = None
+    level0_magnification: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.patch_size < 1:
+            raise ConfigurationError(f"patch_size must be at least 1; got {self.patch_size}")
+        if not 0 <= self.overlap < self.patch_size:
+            raise ConfigurationError(f"overlap must be less than patch_size, {self.patch_size}; got {self.overlap}")
+        if not 0.0 <= self.min_tissue <= 1.0:
+            raise ConfigurationError(f"min_tissue is a share from 0 to 1; got {self.min_tissue}")
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that such patches lie in.
+
+        >>> GridOptions().folder
+        '20x_256px_0px_overlap'
+        """
+        return f"{self.magnification:g}x_{self.patch_size}px_{self.overlap}px_overlap"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Patches of one slide: coords (N, 2), x and y of their upper left corners at level 0, and how they were cut."""
+
+    coords: np.ndarray = field(repr=False)
+    patch_size: int
+    patch_size_level0: int
+    level0_magnification: float
+    target_magnification: float
+    overlap: int
+    name: str
+    level0_width: int
+    level0_height: int
+
+    def __len__(self) -> int:
+        return len(self.coords)
+
+    def attributes(self) -> dict[str, Any]:
+        """Everything but the coordinates, whole numbers as such."""
+        found = asdict(self)
+        del found["coords"]
+        return {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in found.items()}
+
+
+def cut(slide: Slide, options: GridOptions, name: str) -> tuple[Grid, Tissue]:
+    """The patches of a slide, and the tissue that they were chosen by."""
+    extent = slide.extent(options.patch_size, options.magnification)
+    step = extent - round(options.overlap * extent / options.patch_size)
+    width, height = slide.size
+    tissue = find_tissue(slide, extent, options.threshold)
+    left, top = (np.arange(0, length - extent + 1, step) for length in (width, height))
+    coords = np.stack([axis.ravel() for axis in np.meshgrid(left, top)], axis=1)
+    share = tissue.share(coords, extent)
+    kept = coords[(share >= options.min_tissue) & (share > 0)].astype(np.int64)
+    magnification = (slide.magnification, options.magnification)
+    return Grid(kept, options.patch_size, extent, *magnification, options.overlap, name, width, height), tissue
+
+
+def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each pixel of a patch at `downsample`: which patches have it inside a picture of this shape, and its places there.
+
+    Places count in the flattened picture. As many turns as a patch has pixels, whatever the number of patches.
+    """
+    side = max(1, round(grid.patch_size_level0 / downsample))
+    left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
+    height, width = shape
+    for row in range(side):
+        for column in range(side):
+            inside = (left + column < width) & (top + row < height)
+            yield inside.nonzero()[0], ((top + row) * width + left + column)[inside]

@@ -1,0 +1,95 @@
+"""Pictures of a slide: its tissue and its patches, or a value for each patch as a heat map.
+
+The thumbnail is made so that a patch is a whole number of its pixels wide: grids have no seams.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from setstream.data.files import need
+from setstream.data.slides.grid import Grid, pixels_of
+from setstream.data.slides.layout import whole_or_nothing
+from setstream.data.slides.pyramid import Slide
+from setstream.data.slides.tissue import Tissue
+from setstream.errors import ShapeError
+
+LONGEST = 1600
+TISSUE, PATCHES = (0, 140, 60), (30, 70, 220)
+#: From low to high: dark blue, blue, green, yellow, red.
+COLOURS = np.array([(48, 18, 130), (40, 120, 240), (60, 210, 130), (245, 215, 50), (200, 20, 10)], np.float64)
+#: How much of a heat map's colour covers the slide.
+OPACITY = 0.6
+
+
+def thumbnail_for(slide: Slide, grid: Grid, longest: int = LONGEST) -> tuple[np.ndarray, float]:
+    """A picture of about `longest` pixels in which a patch has a whole number of pixels, and its downsample."""
+    side = max(1, round(grid.patch_size_level0 * longest / max(slide.size)))
+    downsample = max(1.0, grid.patch_size_level0 / side)
+    return slide.thumbnail(downsample), downsample
+
+
+def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
+    """The slide with the edge of its tissue and the edges of its patches: (h, w, 3) bytes."""
+    picture, downsample = thumbnail_for(slide, grid)
+    height, width = picture.shape[:2]
+    rows, columns = (
+        np.minimum(((np.arange(length) + 0.5) * downsample / tissue.downsample).astype(np.int64), own - 1)
+        for length, own in zip((height, width), tissue.mask.shape, strict=True)
+    )
+    mask = tissue.mask[rows[:, None], columns]
+    inner = mask.copy()
+    for axis in (0, 1):
+        for shift in (1, -1):
+            inner &= np.roll(mask, shift, axis)
+    drawn = np.ascontiguousarray(picture)
+    flat = drawn.reshape(-1, 3)
+    side = max(1, round(grid.patch_size_level0 / downsample))
+    for number, (_, pixels) in enumerate(pixels_of(grid, downsample, (height, width))):
+        row, column = divmod(number, side)
+        if row in (0, side - 1) or column in (0, side - 1):
+            flat[pixels] = PATCHES
+    drawn[mask & ~inner] = TISSUE
+    return drawn
+
+
+def colour(values: np.ndarray) -> np.ndarray:
+    """Colours (..., 3) of values in [0, 1]."""
+    place = np.clip(values, 0.0, 1.0) * (len(COLOURS) - 1)
+    low = np.minimum(place.astype(np.int64), len(COLOURS) - 2)
+    return COLOURS[low] + (COLOURS[low + 1] - COLOURS[low]) * (place - low)[..., None]
+
+
+def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
+    """The slide under the values (N,) of its patches, the lowest blue and the highest red: (h, w, 3) bytes.
+
+    Where patches overlap, their mean is shown. The scale goes from the first to the 99th hundredth of the values.
+    """
+    if np.shape(values) != (len(grid),):
+        raise ShapeError(
+            f"{grid.name} has {len(grid)} patches and needs a value for each; got values of shape {np.shape(values)}"
+        )
+    picture, downsample = thumbnail_for(slide, grid)
+    if not len(grid):
+        return picture
+    low, high = np.quantile(values, [0.01, 0.99])
+    if high <= low:
+        low, high = float(np.min(values)), float(np.max(values))
+    scaled = (np.asarray(values, np.float64) - low) / (high - low if high > low else 1.0)
+    size = picture.shape[0] * picture.shape[1]
+    total, count = np.zeros(size), np.zeros(size)
+    for patches, pixels in pixels_of(grid, downsample, (picture.shape[0], picture.shape[1])):
+        total += np.bincount(pixels, scaled[patches], size)
+        count += np.bincount(pixels, minlength=size)
+    seen = count > 0
+    flat = picture.reshape(-1, 3).astype(np.float64)
+    flat[seen] += OPACITY * (colour(total[seen] / count[seen]) - flat[seen])
+    return flat.round().astype(np.uint8).reshape(picture.shape)
+
+
+def save_png(path: Path, picture: np.ndarray) -> None:
+    """Write a picture; whole or not at all."""
+    with whole_or_nothing(path) as hidden:
+        need("PIL.Image", "slides").fromarray(picture).save(hidden, compress_level=3)

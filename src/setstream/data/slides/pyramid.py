@@ -1,0 +1,166 @@
+"""A whole-slide image: its levels, its magnification, its pixels.
+
+    downsample d_l of level l:        pixels of level 0 in a pixel of level l
+    magnification of level l:         m_l = m_0 / d_l          m_0: as the file says it, or 10 µm / mpp where it does not
+    a patch of s pixels at m:         s m_0 / m pixels of level 0, read from the coarsest level that is at least as fine as m
+
+Resizing takes the mean over the area of each pixel, which is how pyramids are made: a patch that has to be made smaller is
+the patch that the missing level would have had.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from setstream.data.files import need
+from setstream.data.slides.resize import shrink
+from setstream.errors import ConfigurationError, DataError
+
+#: Objectives that scanners have. A scale of 0.243 µm a pixel is a 40x scan, not a 41.15x one.
+OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
+#: Downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal.
+TOLERANCE = 0.01
+#: Rows of the level that a thumbnail is made from are read in bands of about this many pixels.
+BAND_PIXELS = 4_000_000
+#: Files that OpenSlide opens, by their ending.
+SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")
+
+
+def magnification_of(properties: Mapping[str, str]) -> float | None:
+    """The magnification of level 0: the objective's, or the one whose pixels have this size; None when neither is known.
+
+    >>> magnification_of({"openslide.objective-power": "20"}), magnification_of({"openslide.mpp-x": "0.243"})
+    (20.0, 40.0)
+    """
+    power, size = (_positive(properties.get(f"openslide.{name}")) for name in ("objective-power", "mpp-x"))
+    if power is not None:
+        return power
+    if size is None:
+        return None
+    return min(OBJECTIVES, key=lambda objective: abs(math.log(objective * size / 10.0)))
+
+
+def _positive(text: str | None) -> float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
+
+
+class Slide:
+    """A slide that is open. Reading is safe from several threads; after a fork, open it anew.
+
+    magnification: of level 0, where the file does not say it or says it wrongly.
+    """
+
+    def __init__(self, path: str | Path, magnification: float | None = None) -> None:
+        self.path = Path(path)
+        if not self.path.exists():
+            raise DataError(f"{self.path}: there is no such file")
+        openslide = need("openslide", "slides")
+        self._error: type[Exception] = openslide.OpenSlideError
+        self._image = need("PIL.Image", "slides")
+        try:
+            self._slide = openslide.OpenSlide(str(self.path))
+        except (openslide.OpenSlideError, OSError) as error:
+            raise DataError(f"{self.path}: OpenSlide cannot open it, it may be cut off or no slide: {error}") from error
+        if magnification is not None and not 0 < magnification < math.inf:
+            raise ConfigurationError(f"a magnification is positive, like 20 or 40; got {magnification}")
+        self._magnification = magnification or magnification_of(self._slide.properties)
+        background = self._slide.properties.get("openslide.background-color", "ffffff")
+        self._background = tuple(int(background[i : i + 2], 16) for i in (0, 2, 4))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of level 0."""
+        width, height = self._slide.dimensions
+        return int(width), int(height)
+
+    @property
+    def downsamples(self) -> tuple[float, ...]:
+        """Of each level."""
+        return tuple(float(factor) for factor in self._slide.level_downsamples)
+
+    @property
+    def magnification(self) -> float:
+        """Of level 0."""
+        if self._magnification is None:
+            raise DataError(
+                f"{self.path}: says neither its objective power nor the size of its pixels, so 20x cannot be found. Say the "
+                "magnification it was scanned at: --level0-magnification 40, or level0_magnification=40"
+            )
+        return self._magnification
+
+    def extent(self, patch_size: int, magnification: float) -> int:
+        """The side of a patch of `patch_size` pixels at `magnification`, in pixels of level 0."""
+        if not magnification > 0:
+            raise ConfigurationError(f"a magnification is positive, like 20 or 40; got {magnification}")
+        if magnification > self.magnification * (1 + TOLERANCE):
+            raise DataError(
+                f"{self.path}: was scanned at {self.magnification:g}x; there is no {magnification:g}x in it. Choose "
+                f"{self.magnification:g} or less"
+            )
+        return round(patch_size * self.magnification / magnification)
+
+    def level_for(self, downsample: float) -> int:
+        """The coarsest level that is at least as fine as `downsample`."""
+        fitting = [level for level, own in enumerate(self.downsamples) if own <= downsample * (1 + TOLERANCE)]
+        return max(fitting, key=lambda level: self.downsamples[level], default=0)
+
+    def patch(self, x: int, y: int, extent: int, patch_size: int) -> np.ndarray:
+        """The square of `extent` pixels of level 0 at (x, y), as (patch_size, patch_size, 3) bytes."""
+        level = self.level_for(extent / patch_size)
+        side = extent / self.downsamples[level]
+        if abs(side - patch_size) <= patch_size * TOLERANCE:
+            return np.asarray(self._region(x, y, level, patch_size, patch_size))
+        read = math.ceil(side - 1e-6)
+        region = self._region(x, y, level, read, read)
+        if read % patch_size == 0 and abs(side - read) < 1e-3 * read:
+            return np.asarray(region.reduce(read // patch_size))
+        edges = np.linspace(0.0, side, patch_size + 1)
+        return shrink(np.asarray(region), edges, edges)
+
+    def thumbnail(self, downsample: float) -> np.ndarray:
+        """The whole slide, smaller by `downsample`: (h, w, 3) bytes. Memory is that of a band of the level it is read from."""
+        level = self.level_for(downsample)
+        own = self.downsamples[level]
+        wide, high = self._slide.level_dimensions[level]
+        width, height = (max(1, round(length / downsample)) for length in self.size)
+        rows = max(1, int(height * BAND_PIXELS / (wide * high)))
+        across, down = np.linspace(0.0, wide, width + 1), np.linspace(0.0, high, height + 1)
+        bands = []
+        for top in range(0, height, rows):
+            bottom = min(top + rows, height)
+            edges = down[top : bottom + 1]
+            start, stop = math.floor(edges[0]), min(math.ceil(edges[-1]), high)
+            region = self._region(0, round(start * own), level, wide, stop - start)
+            bands.append(shrink(np.asarray(region), edges - start, across))
+        return np.concatenate(bands)
+
+    def _region(self, x: int, y: int, level: int, width: int, height: int) -> Any:
+        """An RGB image of a level; what was never scanned has the background's colour."""
+        try:
+            region = self._slide.read_region((int(x), int(y)), level, (width, height))
+        except (self._error, OSError) as error:
+            raise DataError(
+                f"{self.path}: {width} x {height} pixels at ({x}, {y}) of level {level} cannot be read: {error}"
+            ) from error
+        plain = self._image.new("RGB", region.size, self._background)
+        plain.paste(region, mask=region.getchannel("A"))
+        return plain
+
+    def close(self) -> None:
+        """Give back the file."""
+        self._slide.close()
+
+    def __enter__(self) -> Slide:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,156 @@
+"""Patches as a set: read straight from the slide, nothing extracted to disk; or from a folder of extracted ones.
+
+source = SlideSource("a.svs")                                  cut on first use: tissue, grid, 20x, 256 pixels
+source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
+z = ss.encode(encoder, ss.Chunks(source.chunks(256)))          elements (3, 256, 256), floats in [0, 1]
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.data.files import FileSource, ImageFolderSource
+from setstream.data.slides.grid import Grid, GridOptions, cut
+from setstream.data.slides.layout import read_grid, whole_or_nothing
+from setstream.data.slides.pyramid import Slide
+from setstream.data.source import Metadata
+from setstream.errors import ConfigurationError, DataError, ShapeError
+
+
+def as_floats(patches: Tensor) -> Tensor:
+    """Bytes as floats in [0, 1]."""
+    return patches.float().div_(255.0)
+
+
+class _Patches:
+    """The patches of an open slide as an array (N, 3, S, S) of bytes."""
+
+    def __init__(self, slide: Slide, grid: Grid) -> None:
+        self.file, self.grid = slide, grid
+        self.shape = (len(grid), 3, grid.patch_size, grid.patch_size)
+        self.dtype = np.dtype(np.uint8)
+
+    def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
+        places = self.grid.coords[index]
+        found = np.empty((len(places), *self.shape[1:]), np.uint8)
+        for patch, (x, y) in zip(found, places.tolist(), strict=True):
+            patch[:] = self.file.patch(x, y, self.grid.patch_size_level0, self.grid.patch_size).transpose(2, 0, 1)
+        return found
+
+
+class SlideSource(FileSource):
+    """The patches of a slide as a set of (3, S, S) elements, floats in [0, 1] or, with raw=True, bytes.
+
+    grid:     a `Grid`, or the file of one; cut with `options` on first use unless given.
+    options:  how to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        grid: Grid | str | Path | None = None,
+        id: str | None = None,
+        label: Any = None,
+        metadata: Metadata = None,
+        *,
+        raw: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, id, label, metadata)
+        if grid is not None and options:
+            raise ConfigurationError(f"a slide is cut by its grid or by options, not both; got a grid and {sorted(options)}")
+        try:
+            self.options = GridOptions(**options)
+        except TypeError as error:
+            raise ConfigurationError(f"a slide does not take these options: {error}") from error
+        self.raw = raw
+        self._grid = grid
+
+    @property
+    def grid(self) -> Grid:
+        """Where the patches lie; from its file, or cut now."""
+        if self._grid is None:
+            with Slide(self.path, self.options.level0_magnification) as slide:
+                self._grid = cut(slide, self.options, self.id)[0]
+        elif not isinstance(self._grid, Grid):
+            self._grid = read_grid(self._grid)
+        return self._grid
+
+    def coords(self) -> Tensor:
+        """Where each element lies, (N, 2): x and y of its upper left corner at level 0."""
+        return torch.from_numpy(self.grid.coords)
+
+    def open(self) -> _Patches:
+        """Open the slide."""
+        return _Patches(Slide(self.path), self.grid)
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(3, S, S)."""
+        return (3, self.grid.patch_size, self.grid.patch_size)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32, or bytes."""
+        return torch.uint8 if self.raw else torch.float32
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Decode the patches of a range."""
+        found = super().read(start, stop)
+        return found if self.raw else as_floats(found)
+
+    def take(self, index: Tensor) -> Tensor:
+        """Decode these patches and no others, row by row of the slide, whatever their order."""
+        index = torch.as_tensor(index)
+        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
+            raise ShapeError(f"{self.id} has {len(self)} patches; asked for {int(index.min())} .. {int(index.max())}")
+        order = index.argsort()
+        found = self._tensor(self.array[index[order].numpy()])
+        back = torch.empty_like(found)
+        back[order] = found
+        return back if self.raw else as_floats(back)
+
+
+class PatchFolderSource(ImageFolderSource):
+    """A folder of patches that `extract` wrote: elements (3, S, S), floats in [0, 1]; the coordinates are in the names."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floats."""
+        return torch.float32
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Decode the images of a range."""
+        return as_floats(super().read(start, stop))
+
+    def coords(self) -> Tensor:
+        """Where each element lies, (N, 2)."""
+        parts = [file.stem.split("_") for file in self.files]
+        try:
+            return torch.tensor([[int(x), int(y)] for y, x in parts], dtype=torch.int64).view(-1, 2)
+        except ValueError as error:
+            raise DataError(f"{self.path}: patches are named <y>_<x>.png; {error}") from error
+
+
+def extract(source: SlideSource, folder: Path, chunk_size: int = 256) -> None:
+    """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder is whole or not there."""
+    from setstream.data.files import need
+
+    image = need("PIL.Image", "slides")
+    digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))
+    with whole_or_nothing(folder) as hidden:
+        hidden.mkdir(parents=True, exist_ok=True)
+        places = iter(source.coords().tolist())
+        for chunk in source.chunks(chunk_size):
+            pixels = chunk if source.raw else (chunk * 255.0).round_().byte()
+            for patch in pixels.permute(0, 2, 3, 1).numpy():
+                x, y = next(places)
+                image.fromarray(patch).save(hidden / f"{y:0{digits}d}_{x:0{digits}d}.png")

@@ -1,0 +1,58 @@
+"""Write a picture as a slide: a tiled pyramid that OpenSlide opens, each level half the one before.
+
+For tests, tutorials, and pictures that come from elsewhere. The levels are top-level pages of the file, as OpenSlide's generic
+tiled TIFF has them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from setstream.data.files import need
+from setstream.data.slides.layout import whole_or_nothing
+from setstream.errors import ConfigurationError, ShapeError
+
+#: Micrometres a pixel at 1x.
+MICROMETRES = 10.0
+
+
+def halved(picture: np.ndarray) -> np.ndarray:
+    """Means of 2 x 2 pixels; an odd last row or column is dropped."""
+    height, width = (length // 2 * 2 for length in picture.shape[:2])
+    blocks = picture[:height, :width].reshape(height // 2, 2, width // 2, 2, -1)
+    return (blocks.mean((1, 3)) + 0.5).astype(np.uint8)
+
+
+def write_slide(
+    path: str | Path,
+    picture: np.ndarray,
+    magnification: float | None = 20.0,
+    *,
+    levels: int | None = None,
+    tile: int = 256,
+    compression: str = "jpeg",
+) -> Path:
+    """Write a picture (H, W, 3) of bytes as a pyramid of slides at `magnification`; None: the file does not say it.
+
+    levels:       how many; as many as it takes to get below 512 pixels unless given.
+    compression:  jpeg (small) or deflate (exact).
+    """
+    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+        raise ShapeError(f"a picture is (H, W, 3) bytes; got {picture.shape}, {picture.dtype}")
+    if compression not in ("jpeg", "deflate"):
+        raise ConfigurationError(f"compression is jpeg or deflate; got {compression!r}")
+    path = Path(path)
+    tifffile = need("tifffile", "slides")
+    # The resolution tags count pixels in a centimetre.
+    scale = {} if magnification is None else {"resolution": (1e4 * magnification / MICROMETRES,) * 2, "resolutionunit": 3}
+    wanted = levels or max(1, int(np.ceil(np.log2(max(picture.shape[:2]) / 512))) + 1)
+    quality = {"compressionargs": {"level": 90}} if compression == "jpeg" else {}
+    with whole_or_nothing(path) as hidden, tifffile.TiffWriter(hidden, bigtiff=picture.nbytes > 2**31) as file:
+        for level in range(wanted):
+            kind = {} if level == 0 else {"subfiletype": 1}
+            now = scale if level == 0 else {}
+            file.write(picture, tile=(tile, tile), photometric="rgb", compression=compression, **quality, **now, **kind)
+            picture = halved(picture)
+    return path

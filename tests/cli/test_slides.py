@@ -1,0 +1,182 @@
+"""`setstream slides`: patches, features, heat maps, Camelyon16's labels."""
+
+import csv
+
+import h5py
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+import setstream as ss
+from setstream.cli.app import app
+from setstream.data.slides import write_slide
+from setstream.errors import ConfigurationError, DataError
+from setstream.tasks.mil.models import MODELS
+from setstream.training import Task, TrainConfig, Trainer
+from tests.data.slide_pictures import tissue_picture
+
+COLOURS = "tests.data.slide_pictures:Colours"
+FOLDER = "20x_32px_0px_overlap"
+
+
+def call(*arguments):
+    """The output of a command that succeeds; what it raised, raised here."""
+    done = CliRunner().invoke(app, ["slides", *map(str, arguments)])
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
+def reads_features():
+    """A model on the six features of Colours."""
+    torch.manual_seed(0)
+    return MODELS["umbc+set-transformer"](in_dim=6, widths=[16], num_slots=4, two_stream=True)
+
+
+def reads_patches():
+    """A model that reads the pixels itself."""
+    torch.manual_seed(0)
+    phi = nn.Sequential(nn.Conv2d(3, 8, 8, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = MODELS["umbc+set-transformer"](in_dim=8, widths=[16], num_slots=4)
+    model.encoder.phi = nn.Sequential(phi, model.encoder.phi)
+    return model
+
+
+class Lesions(Task):
+    """A task whose runs the heat map can load."""
+
+    name = "lesions"
+    models = {"umbc": reads_features}  # noqa: RUF012
+
+    def batch(self, step, size, generator):
+        return {"x": torch.rand(size, 10, 6, generator=generator)}
+
+    def loss(self, model, batch, encode):
+        return model.head(encode(model.encoder, batch["x"])).square().mean()
+
+    def evaluate(self, model, *, quick=False):
+        return {"error": 0.0}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """Two slides and one that is none, patched and with features."""
+    folder = tmp_path_factory.mktemp("slides")
+    for number in range(2):
+        write_slide(folder / f"s{number}.tif", tissue_picture(number, 256, lesion=True)[0], 20)
+    (folder / "bad.tif").write_bytes(b"no slide")
+    out = folder / "job"
+    said = call("patch", folder, "--out", out, "--patch-size", 32, "--skip-bad")
+    assert "skipped" in said
+    assert "bad.tif: OpenSlide cannot open it" in said
+    assert "2 slides" in said
+    said = call("features", folder, out / FOLDER, "--backbone", COLOURS, "--chunk-size", 5)
+    assert "2 slides written" in said
+    return folder, out / FOLDER, out / FOLDER / f"features_{COLOURS.replace(':', '-')}"
+
+
+@pytest.mark.parametrize("command", ["patch", "features", "heatmap", "camelyon16"])
+def test_help_has_an_example(command):
+    assert f"setstream slides {command}" in call(command, "--help")
+
+
+def test_patches_and_features_lie_as_trident_has_them(job):
+    _, out, features = job
+    assert sorted(path.name for path in out.iterdir()) == sorted(["patches", "visualization", features.name])
+    assert sorted(path.name for path in features.iterdir()) == ["s0.h5", "s1.h5"]
+    with h5py.File(features / "s0.h5") as file, h5py.File(out / "patches" / "s0_patches.h5") as patches:
+        assert file["features"].shape == (len(patches["coords"]), 6)
+        np.testing.assert_array_equal(file["coords"][:], patches["coords"][:])
+        assert {key: file["coords"].attrs[key] for key in patches["coords"].attrs} == dict(patches["coords"].attrs)
+    assert ss.data.open(out).ids == ["s0", "s1"]
+
+
+def test_what_is_done_is_skipped_and_what_is_missing_is_done(job):
+    folder, out, features = job
+    stamp = (features / "s0.h5").stat().st_mtime_ns
+    (features / "s1.h5").unlink()
+    assert "1 slides written" in call("features", folder, out, "--backbone", COLOURS, "--skip-bad")
+    assert (features / "s0.h5").stat().st_mtime_ns == stamp
+    assert (features / "s1.h5").exists()
+
+
+def test_problems_are_named(job, tmp_path):
+    folder, out, features = job
+    with pytest.raises(DataError, match="bad.tif: OpenSlide cannot open it"):
+        call("patch", folder, "--out", tmp_path)
+    with pytest.raises(DataError, match="holds no \\*_patches.h5"):
+        call("features", folder, tmp_path, "--backbone", COLOURS)
+    with pytest.raises(ConfigurationError, match="unknown backbone"):
+        call("features", folder, out, "--backbone", "resnet9000")
+    with pytest.raises(ConfigurationError, match="has no 'instance' scores; it has evidence, alone, attention"):
+        call("heatmap", f"{__name__}:reads_patches", folder / "s0.tif", "--out", tmp_path, "--score", "instance")
+    with pytest.raises(ConfigurationError, match="csv, parquet or h5"):
+        call("heatmap", f"{__name__}:reads_patches", folder / "s0.tif", "--out", tmp_path, "--table", "xls")
+    with pytest.raises(ConfigurationError, match=r"must give an ss.SetModel; it gave a Colours"):
+        call("heatmap", COLOURS, folder / "s0.tif", "--out", tmp_path, "--features", features / "s0.h5")
+    with pytest.raises(ConfigurationError, match="is no run folder"):
+        call("heatmap", tmp_path, folder / "s0.tif", "--out", tmp_path, "--features", features / "s0.h5")
+
+
+def test_a_heat_map_of_a_run(job, tmp_path):
+    """A run folder, features in a file: the picture, and tables that agree."""
+    folder, out, features = job
+    config = TrainConfig(f"{__name__}:Lesions", "umbc", steps=2, batch=2, tensorboard=False)
+    Trainer(Lesions(), config, tmp_path / "run", shown=False).run()
+    tables = {}
+    for kind in ("csv", "parquet", "h5"):
+        arguments = ("--features", features / "s0.h5", "--table", kind, "--chunk-size", 7)
+        said = call("heatmap", tmp_path / "run", folder / "s0.tif", "--out", tmp_path / "maps", *arguments)
+        assert "p = 0." in said
+    with Image.open(tmp_path / "maps" / "s0.png") as picture:
+        assert picture.size == (256, 256)
+    with (tmp_path / "maps" / "s0.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tables["csv"] = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    tables["parquet"] = pyarrow.parquet.read_table(tmp_path / "maps" / "s0.parquet").to_pydict()
+    with h5py.File(tmp_path / "maps" / "s0.h5") as file:
+        tables["h5"] = {name: file[name][:] for name in file}
+        assert file.attrs["patch_size_level0"] == 32
+        assert 0 < file.attrs["probability"] < 1
+    with h5py.File(out / "patches" / "s0_patches.h5") as file:
+        coords = file["coords"][:]
+    for table in tables.values():
+        assert set(table) == {"x", "y", "evidence", "alone", "attention", "instance"}
+        np.testing.assert_array_equal(np.stack([table["x"], table["y"]], 1), coords)
+        assert np.sum(table["attention"]) == pytest.approx(1.0, abs=1e-5)
+        for name in table:
+            np.testing.assert_allclose(table[name], tables["h5"][name], rtol=1e-12)
+
+
+def test_a_heat_map_straight_from_the_slide(job, tmp_path):
+    folder, out, _ = job
+    arguments = ("--patches", out / "patches" / "s1_patches.h5", "--score", "attention")
+    call("heatmap", f"{__name__}:reads_patches", folder / "s1.tif", "--out", tmp_path, *arguments)
+    with (tmp_path / "s1.csv").open() as file:
+        total = sum(float(row["attention"]) for row in csv.DictReader(file))
+    assert total == pytest.approx(1.0, abs=1e-5)
+
+
+def test_labels_of_camelyon16(tmp_path):
+    for name in ("training/normal/normal_001", "training/tumor/tumor_001", "testing/images/test_001"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_slide(tmp_path / f"{name}.tif", tissue_picture(0, 256)[0], 40)
+    (tmp_path / "testing" / "reference.csv").write_text("test_001,Tumor,IDC,Macro\n")
+    said = call("camelyon16", tmp_path, "--out", tmp_path / "labels.csv")
+    assert "2 train (1 with a tumour), 1 test (1 with a tumour)" in said
+    (tmp_path / "features").mkdir()
+    for name in ("normal_001", "tumor_001", "test_001"):
+        np.save(tmp_path / "features" / f"{name}.npy", np.zeros((3, 2), np.float32))
+    data = ss.data.SetDataset([ss.data.open_source(path) for path in sorted((tmp_path / "features").iterdir())])
+    splits = data.with_labels(tmp_path / "labels.csv").split(tmp_path / "labels.csv")
+    assert {split: dict(zip(own.ids, own.labels, strict=True)) for split, own in splits.items()} == {
+        "train": {"normal_001": 0, "tumor_001": 1},
+        "test": {"test_001": 1},
+    }
+    with pytest.raises(DataError, match="270 slides to train on"):
+        call("camelyon16", tmp_path, "--out", tmp_path / "labels.csv", "--whole")
