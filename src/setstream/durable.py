@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -15,9 +18,27 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def whole_or_nothing(path: Path) -> Iterator[Path]:
+    """A hidden path to write to; it becomes `path` when all went well, and is removed when not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden = path.with_name(f".{path.stem}.writing{path.suffix}")
+    _remove(hidden)  # of a process that was killed
+    try:
+        yield hidden
+        flush(hidden)
+        hidden.replace(path)
+    finally:
+        _remove(hidden)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a text file at once."""
-    hidden = path.with_name(f".{path.name}.writing")
-    hidden.write_text(text)
-    flush(hidden)
-    hidden.replace(path)
+    with whole_or_nothing(path) as hidden:
+        hidden.write_text(text)

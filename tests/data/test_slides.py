@@ -426,7 +426,7 @@ def test_slides_that_are_done_are_not_cut_again(folder, tmp_path, monkeypatch):
 
 def test_a_file_that_could_not_be_finished_is_not_there(slide, tmp_path, monkeypatch):
     grid = SlideSource(slide[0], patch_size=32).grid
-    monkeypatch.setattr("setstream.data.slides.layout.flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("setstream.durable.flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_grid(tmp_path / "a_patches.h5", grid)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import torch
 from setstream.errors import ConfigurationError
 from setstream.report import write_report
 from setstream.tasks.mil import needles
-from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, cifar10
+from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, splits
 from setstream.training import TrainConfig, Trainer
 
 
@@ -43,7 +43,7 @@ def test_needles_stand_anywhere_in_a_bag():
 
 
 def test_the_images_are_those_of_cifar10_in_three_parts():
-    parts = cifar10()
+    parts = splits()
     assert [len(parts[name].pixels) for name in ("train", "val", "test")] == [40_000, 10_000, 10_000]
     assert parts["test"].classes.bincount().tolist() == [1000] * 10
     assert torch.cat([parts["train"].classes, parts["val"].classes]).bincount().tolist() == [5000] * 10
@@ -56,8 +56,8 @@ def test_the_images_are_those_of_cifar10_in_three_parts():
 @pytest.fixture
 def _few_images(monkeypatch):
     """A few hundred of the images are enough to see that everything fits together."""
-    few = {name: part.part(0, 300) for name, part in cifar10().items()}
-    monkeypatch.setattr(needles, "cifar10", lambda: few)
+    few = {name: part.part(0, 300) for name, part in splits().items()}
+    monkeypatch.setattr(needles, "splits", lambda: few)
 
 
 @pytest.mark.usefixtures("_few_images")

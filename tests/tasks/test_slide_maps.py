@@ -15,7 +15,7 @@ from setstream.errors import ConfigurationError, DataError, NonFiniteError, Shap
 from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.metrics import auroc
 from setstream.tasks.mil.models import MODELS
-from setstream.tasks.mil.slide_features import features_file, find_backbone, is_done, slide_for, write_features
+from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
 from tests.data.slide_pictures import Colours, Silent, tissue_picture
 
 HERE = "tests.data.slide_pictures"
@@ -138,7 +138,7 @@ def test_backbones_that_cannot_be(job, tmp_path):
     slides, folder = job
     source = slide_for(folder / "patches" / "s0_patches.h5", slides)
     with pytest.raises(NonFiniteError, match="s0.tif: the backbone made NaN or infinity of patches 0 .. 15"):
-        write_features(find_backbone(f"{HERE}:broken"), source, tmp_path / "f.h5", encoder="x", chunk_size=16)
+        write_features(trained_backbone(f"{HERE}:broken"), source, tmp_path / "f.h5", encoder="x", chunk_size=16)
     wrong = nn.Conv2d(3, 2, 4)
     with pytest.raises(ShapeError, match=r"into features \(n, D\); it gave \(1, 2, 29, 29\)"):
         write_features(wrong, source, tmp_path / "f.h5", encoder="x")
@@ -148,13 +148,13 @@ def test_backbones_that_cannot_be(job, tmp_path):
         "resnet9000": "unknown backbone 'resnet9000'",
         "nowhere:f": "cannot be imported",
         f"{HERE}:nothing": "cannot be imported",
-        f"{HERE}:np": "must give a torch.nn.Module; it gave a module",
+        f"{HERE}:np": "does not take these options",
     }.items():
         with pytest.raises(ConfigurationError, match=message):
-            find_backbone(name)
-    with pytest.raises(ConfigurationError, match="loads its own"):
-        find_backbone(f"{HERE}:Colours", tmp_path)
-    assert isinstance(find_backbone(f"{HERE}:Colours"), Colours)
+            trained_backbone(name)
+    with pytest.raises(ConfigurationError, match="does not take these options"):
+        trained_backbone(f"{HERE}:Colours", tmp_path)
+    assert isinstance(trained_backbone(f"{HERE}:Colours"), Colours)
     with pytest.raises(DataError, match="no slide named s1 among the 1"):
         slide_for(folder / "patches" / "s1_patches.h5", {"s0": slides["s0"]})
 

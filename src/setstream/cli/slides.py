@@ -91,7 +91,7 @@ def features(
 ) -> None:
     """Features of every patch, straight from the slides: one HDF5 file a slide, in TRIDENT's layout."""
     from setstream.data.slides import find_slides
-    from setstream.tasks.mil.slide_features import features_file, find_backbone, is_done, slide_for, write_features
+    from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
     from setstream.training.processes import choose_device
 
     folder = patches / "patches" if (patches / "patches").is_dir() else patches
@@ -99,7 +99,7 @@ def features(
     if not files:
         raise DataError(f"{folder}: holds no *_patches.h5; `setstream slides patch` writes them")
     by_name = {path.stem: path for path in find_slides(slides, without or ())}
-    module, place = find_backbone(backbone, weights), choose_device(device)
+    module, place = trained_backbone(backbone, weights), choose_device(device)
     written = 0
     with _bar() as bar:
         row = bar.add_task("features", total=len(files), note="")
@@ -173,13 +173,14 @@ def heatmap(
 
 def _model(place: str) -> Any:
     from setstream.model import SetModel
+    from setstream.places import find
     from setstream.tasks.loading import build_task, read_run, trained_model
-    from setstream.tasks.mil.slide_features import user_object
 
     if ":" not in place or Path(place).exists():
         config = read_run(Path(place))
         return trained_model(Path(place), build_task(config), config)
-    found = user_object(place, "model")
+    found = find(place, "model")
+    found = found if isinstance(found, SetModel) or not callable(found) else found()
     if not isinstance(found, SetModel):
         raise ConfigurationError(f"{place!r} must give an ss.SetModel; it gave a {type(found).__name__}")
     return found.eval()
@@ -188,7 +189,7 @@ def _model(place: str) -> Any:
 def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:
     """Columns as CSV, Parquet or HDF5 (which also keeps the attributes); whole or not at all."""
     from setstream.data.files import need
-    from setstream.data.slides.layout import whole_or_nothing
+    from setstream.durable import whole_or_nothing
 
     with whole_or_nothing(path) as hidden:
         if path.suffix == ".csv":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from setstream.data.files import ImageFolderSource, need
 from setstream.data.registry import fetch_npm
+from setstream.durable import whole_or_nothing
 from setstream.errors import DataError
 
 #: The square in the middle of an aligned face, 178 x 218, that the field resizes.
@@ -33,17 +34,17 @@ PARTITION = {"0": "train", "1": "val", "2": "test"}
 
 @dataclass(frozen=True)
 class Images:
-    """Images (n, C, H, W) as bytes, and their classes (n,) where there are any."""
+    """Images (n, C, H, W) as bytes, and their classes (n,), or none."""
 
     pixels: Tensor
-    classes: Tensor | None = None
+    classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def part(self, start: int, stop: int) -> Images:
         """A range of them."""
-        return Images(self.pixels[start:stop], None if self.classes is None else self.classes[start:stop])
+        return Images(self.pixels[start:stop], self.classes[start:stop])
 
 
 @cache
@@ -118,12 +119,11 @@ def _files(folder: Path) -> list[Path]:
 def _made_once(path: Path, files: list[Path], side: int, crop: int) -> Tensor:
     """Squares of many files as one array, kept beside them: decoding 200,000 faces takes minutes, reading them again none."""
     if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):
-        hidden = path.with_name(f".{path.name}")
-        squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
-        for index, file in enumerate(files):
-            squares[index] = _square(file, side, crop)
-        squares.flush()
-        hidden.replace(path)
+        with whole_or_nothing(path) as hidden:
+            squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
+            for index, file in enumerate(files):
+                squares[index] = _square(file, side, crop)
+            squares.flush()
     return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from setstream.errors import ConfigurationError
+from setstream.places import find
 from setstream.training.task import Task
 
 #: Where each task lives; a module is imported when its task is asked for.
@@ -24,15 +23,11 @@ def task_class(name: str) -> type[Task]:
     'clustering'
     """
     place = TASKS.get(name, name)
-    module, _, attribute = place.partition(":")
-    if not attribute:
+    if ":" not in place:
         raise ConfigurationError(
             f"unknown task {name!r}: choose one of {', '.join(TASKS)}, or give your own as package.module:Class"
         )
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"the task {name!r} cannot be imported: {error}") from error
+    found = find(place, "task")
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigurationError(f"{name!r} is not a subclass of setstream.training.Task")
     return found

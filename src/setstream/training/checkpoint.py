@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from setstream.durable import flush
+from setstream.durable import flush, whole_or_nothing
 from setstream.errors import ConfigurationError
 
 KEPT = 2
@@ -28,10 +28,8 @@ KEPT = 2
 
 def save_weights(model: nn.Module, path: Path) -> None:
     """The weights as safetensors, at once; tensors that share memory are stored once for each name."""
-    hidden = path.with_name(f".{path.name}.writing")
-    save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}, hidden)
-    flush(hidden)
-    hidden.replace(path)
+    with whole_or_nothing(path) as hidden:
+        save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}, hidden)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

@@ -10,9 +10,6 @@ A file is whole or not there: it is written under a hidden name and moved when i
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +17,8 @@ import numpy as np
 
 from setstream.data.files import need
 from setstream.data.slides.grid import Grid
-from setstream.durable import flush
+from setstream.durable import whole_or_nothing
 from setstream.errors import DataError
-
-
-@contextmanager
-def whole_or_nothing(path: Path) -> Iterator[Path]:
-    """A hidden path to write to; it becomes `path` when all went well, and is removed when not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.stem}.writing{path.suffix}")
-    _remove(hidden)  # of a process that was killed
-    try:
-        yield hidden
-        flush(hidden)
-        hidden.replace(path)
-    finally:
-        _remove(hidden)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 def write_coords(file: Any, grid: Grid, folder: Path) -> None:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from setstream.data.files import FileSource, ImageFolderSource
 from setstream.data.slides.grid import Grid, GridOptions, cut
-from setstream.data.slides.layout import read_grid, whole_or_nothing
+from setstream.data.slides.layout import read_grid
 from setstream.data.slides.pyramid import Slide
 from setstream.data.source import Metadata
+from setstream.durable import whole_or_nothing
 from setstream.errors import ConfigurationError, DataError, ShapeError
 
 

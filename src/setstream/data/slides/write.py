@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from setstream.data.files import need
-from setstream.data.slides.layout import whole_or_nothing
+from setstream.durable import whole_or_nothing
 from setstream.errors import ConfigurationError, ShapeError
 
 #: Micrometres a pixel at 1x.

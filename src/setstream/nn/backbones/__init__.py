@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from setstream.nn.backbones.base import Backbone
 from setstream.nn.backbones.efficientnet_lite import efficientnet_lite0
 from setstream.nn.backbones.resnet import resnet18
 from setstream.nn.backbones.small import small
+from setstream.places import find
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
@@ -50,15 +50,11 @@ def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn
 
 
 def _imported(name: str) -> Callable[..., nn.Module]:
-    module, _, attribute = name.partition(":")
-    if not attribute:
+    if ":" not in name:
         raise ConfigurationError(
             f"unknown backbone {name!r}: choose one of {', '.join(BACKBONES)}, or give your own as package.module:function"
         )
-    try:
-        found: Callable[..., nn.Module] = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"the backbone {name!r} cannot be imported: {error}") from error
+    found: Callable[..., nn.Module] = find(name, "backbone")
     return found
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -24,6 +23,7 @@ from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.nn import DSMIL, PMA, SAB, DiffEM, FSPool, GatedAttention
 from setstream.nn.backbones import backbone as named_backbone
+from setstream.nn.mlp import mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, Parallel, Projected
 
@@ -56,16 +56,6 @@ class BothStreams(nn.Module):
         """The instance logit and the bag logit."""
         instance, bag, _ = self.dsmil.streams(x, mask)
         return torch.cat([instance, bag], dim=1)
-
-
-def feature_network(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
-    """Linear layers with ReLUs between and after them; an empty list of layers is the identity."""
-    layers: list[nn.Module] = []
-    for pair in pairwise(widths):
-        layers += [nn.Linear(*pair), nn.ReLU()]
-        if dropout:
-            layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers)
 
 
 def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
@@ -104,7 +94,7 @@ def bag_model(parts: Parts) -> Callable[..., SetModel]:
         elif in_dim is None:
             raise ConfigurationError("instances that are no vectors need a backbone: name one, like backbone=resnet18")
         layers = [in_dim, *([WIDTH] if widths is None else widths)]
-        phi = phi_of(network, feature_network(layers, dropout))
+        phi = phi_of(network, mlp(layers, dropout))
         return assemble(phi, layers[-1], *parts(layers[-1], **options), two_stream, bytes_too=backbone is not None)
 
     build.__doc__ = parts.__doc__

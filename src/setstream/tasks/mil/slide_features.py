@@ -8,7 +8,6 @@ Memory is that of a few chunks, whatever the slide. A slide is whole or not ther
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -16,50 +15,21 @@ import torch
 from torch import nn
 
 from setstream.data.files import need
-from setstream.data.slides.layout import read_grid, whole_or_nothing, write_coords
+from setstream.data.slides.layout import read_grid, write_coords
 from setstream.data.slides.source import SlideSource, as_floats
+from setstream.durable import whole_or_nothing
 from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
+from setstream.nn.backbones import BACKBONES, backbone
 from setstream.stream import evaluating
 
 
-def user_object(place: str, what: str) -> object:
-    """What `package.module:function` gives when it is called; anything else than a function is given as it is."""
-    module, _, attribute = place.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}") from error
-    return found() if callable(found) and not isinstance(found, nn.Module) else found
-
-
-def find_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
-    """A backbone by its name, or your own module from `package.module:function` (a function without arguments, or a class).
-
-    weights: of a backbone by name: a file, or the name of weights that the backbone knows. Random ones make no features.
-    """
-    if ":" in name:
-        if weights is not None:
-            raise ConfigurationError(f"weights are for backbones by name; {name} loads its own")
-        found = user_object(name, "backbone")
-        if not isinstance(found, nn.Module):
-            raise ConfigurationError(f"the backbone {name!r} must give a torch.nn.Module; it gave a {type(found).__name__}")
-        return found
-    try:
-        registry = import_module("setstream.nn.backbones")
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"unknown backbone {name!r}: give your own as package.module:function") from error
-    if name not in registry.BACKBONES:
-        known = ", ".join(registry.BACKBONES)
-        raise ConfigurationError(
-            f"unknown backbone {name!r}: choose one of {known}, or give your own as package.module:function"
-        )
-    if weights is None:
+def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
+    """A backbone by name with weights, or your own; random weights make no features."""
+    if name in BACKBONES and weights is None:
         raise ConfigurationError(
             f"{name} has random weights unless you give some: --weights FILE, or a name it knows (imagenet)"
         )
-    found = registry.backbone(name, weights)
-    assert isinstance(found, nn.Module)
-    return found
+    return backbone(name, weights)
 
 
 def features_file(patches: Path, backbone: str, name: str) -> Path:
@@ -75,7 +45,7 @@ def is_done(path: Path, source: SlideSource) -> bool:
 
 @torch.no_grad()
 def write_features(
-    backbone: nn.Module,
+    network: nn.Module,
     source: SlideSource,
     path: Path,
     *,
@@ -90,15 +60,15 @@ def write_features(
     encoder:   the backbone's name, kept in the file.
     progress:  called with the number of patches that are done.
     """
-    backbone = backbone.to(device)
+    network = network.to(device)
     done = 0
-    with evaluating(backbone), whole_or_nothing(path) as hidden, need("h5py").File(hidden, "w") as file:
-        width = _width(backbone, source.shape, device)
+    with evaluating(network), whole_or_nothing(path) as hidden, need("h5py").File(hidden, "w") as file:
+        width = _width(network, source.shape, device)
         features = file.create_dataset("features", (len(source), width), np.float32)
         features.attrs.update({"name": source.grid.name, "savetodir": str(path.parent), "encoder": encoder})
         for chunk in source.chunks(chunk_size):
             patches = chunk.to(device)
-            found = backbone(patches if patches.is_floating_point() else as_floats(patches))
+            found = network(patches if patches.is_floating_point() else as_floats(patches))
             if tuple(found.shape) != (len(chunk), width):
                 raise ShapeError(f"the backbone must give ({len(chunk)}, {width}) features; it gave {tuple(found.shape)}")
             if not bool(torch.isfinite(found).all()):
