@@ -147,6 +147,14 @@ def test_what_is_no_slide_is_named(tmp_path, content, message):
         SlideSource(path).tensor()
 
 
+def test_a_missing_library_names_the_extra(slide, monkeypatch):
+    for library in ("openslide", "skimage.filters"):
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, library, None)
+            with pytest.raises(ConfigurationError, match=r"pip install 'setstream\[slides\]'"):
+                len(SlideSource(slide[0], patch_size=32))
+
+
 def test_a_slide_that_is_cut_off_says_where(tmp_path):
     path = write_slide(tmp_path / "a.tif", tissue_picture(0)[0], 20, levels=1, compression="jpeg")
     grid = SlideSource(path, patch_size=32).grid
