@@ -254,6 +254,10 @@ def test_splits_from_a_file(patches, tmp_path):
     task = stored_task(patches, "features", split=str(tmp_path / "split.csv"))
     assert [len(task.train), len(task.validation), len(task.test)] == [12, 4, 8]
     assert [bag.id for bag in task.test.bags] == names[16:]
+    with pytest.raises(ConfigurationError, match="share up to 0.5, and the split must not name one"):
+        stored_task(patches, "features", split=str(tmp_path / "split.csv"), validation=0.2)
+    with pytest.raises(ConfigurationError, match="share up to 0.5.*got 0.9"):
+        stored_task(patches, "features", validation=0.9)
 
 
 def test_labels_that_are_not_two_are_explained(patches):

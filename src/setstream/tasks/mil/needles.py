@@ -86,7 +86,7 @@ class NeedleBags(Sequence[Tensor]):
 class Needles(Mil):
     """Bags of 500 to 4,000 images, positive when a few of them are of one class.
 
-    rate:       needles in an image of a positive bag, 0.001 to 0.005.
+    rate:       the share of needles in a positive bag, 0.001 to 0.005; at least one.
     needle:     the class that counts: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
     train_bags, val_bags, test_bags:  how many there are; half of them are positive. bag_seed: which ones.
     features:   the weights of a backbone (`small`): bags of its features instead of pixels, to train a head on alone.
@@ -104,7 +104,6 @@ class Needles(Mil):
         test_bags: int = 200,
         bag_seed: int = 0,
         features: str | None = None,
-        class_weights: bool = False,
         test_chunk: int = 256,
     ) -> None:
         self.repeat, self.test_chunk, self.weights = bag_seed, test_chunk, (1.0, 1.0)

@@ -8,6 +8,7 @@ w_y is one, or n / (2 n_y) where classes are balanced. τ is 0.5, or the best th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 import setstream.data as stored_sets
 from setstream.encode import encode as encode_sets
+from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.partition import Chunks
 from setstream.tasks.mil.bags import CLASSIC, Bags, classic, folds, stored
@@ -63,7 +65,7 @@ class Mil(Task):
         bags: Bags | None = None,
     ) -> None:
         self.data, self.fold, self.count, self.repeat, self.test_chunk = data, fold, count, repeat, test_chunk
-        own = bags is None and data not in CLASSIC and ("/" in data or labels is not None or split is not None)
+        own = bags is None and data not in CLASSIC and ("/" in data or Path(data).exists())
         sets, everything = stored(data, labels, positive) if own else (None, classic(data) if bags is None else bags)
         chosen: dict[str, list[int]] = {}
         if split is not None and sets is not None:
@@ -73,6 +75,8 @@ class Mil(Task):
             chosen["test"] = folds(everything.labels, count, seed=mix(repeat, 7) % 2**32)[fold]
         held_out = {number for part in ("test", "val") for number in chosen.get(part, [])}
         rest = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
+        if not 0 <= validation <= 0.5 or (validation and "val" in chosen):
+            raise ConfigurationError(f"validation is a share up to 0.5, and the split must not name one, too; got {validation}")
         if validation:
             parts = folds(everything.labels[rest], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
             chosen["val"] = [rest[number] for number in parts[0]]
