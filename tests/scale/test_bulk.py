@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.data import ArraySource, ParquetSets, SetDataset
-from setstream.data.parquet import Ids
+from setstream.data import ArraySource, ParquetSets, SetDataset, tables
+from setstream.data.tables import Ids
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.scale import bulk
 from setstream.scale.bulk import encode_sets
-from setstream.scale.partial import absorb, by_set, shares
+from setstream.scale.partial import absorb, add_rows, shares
 from setstream.scale.ray import ray_states
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
@@ -154,9 +154,38 @@ def test_rows_of_many_sets_become_their_states():
     ids = Ids.of(["b", "a", "b", "a", "a"])
     x = torch.randn(5, 4)
     for chunk in (1, 2, 100):
-        found = dict(by_set(encoder, ids, x, chunk))
+        found: dict[str, ss.State] = {}
+        add_rows(encoder, ids, x, chunk, found)
         torch.testing.assert_close(encoder.finalize(found["a"]), encoder(x[None, [1, 3, 4]]), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(encoder.finalize(found["b"]), encoder(x[None, [0, 2]]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_table_read_in_small_batches_is_the_same_table(tmp_path, monkeypatch, together):
+    """Sets in runs need no sorting, others one sort; batches may cut sets and row groups anywhere."""
+    monkeypatch.setattr(tables, "BATCH_BYTES", 1)  # the smallest batch: 1,024 rows
+    rng = np.random.default_rng(0)
+    names = np.repeat([f"s{n}" for n in range(7)], 800)
+    if not together:
+        rng.shuffle(names)
+    x = rng.standard_normal((len(names), 4)).astype(np.float32)
+    pq.write_table(
+        pa.table({"set_id": names, "features": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4)}),
+        tmp_path / "t.parquet",
+    )
+    data = ParquetSets(tmp_path / "t.parquet")
+    assert [len(ids) for ids, _ in data.stream()] == [1024] * 5 + [480]
+    assert [len(ids) for ids, _ in data.stream(skip=1500)] == [548] + [1024] * 3 + [480]
+    encoder = make().encoder
+    totals: dict[str, ss.State] = {}
+    for ids, features in data.stream():
+        add_rows(encoder, ids, features, 1000, totals)
+    for name, state in totals.items():
+        own = torch.from_numpy(x[names == name])
+        assert torch.equal(data.source(name).tensor(), own)
+        assert torch.equal(data.source(name).read(300, 301), own[300:301])
+        assert int(state.count) == 800
+        torch.testing.assert_close(encoder.finalize(state), encoder([own]), rtol=1e-4, atol=1e-5)
 
 
 def test_states_are_kept_and_tomorrows_elements_added(tmp_path):
@@ -209,7 +238,7 @@ def test_sets_that_cannot_be_read_are_left_out_on_request_and_named(tmp_path):
 
 
 def test_memory_of_a_table_does_not_hold_all_states(tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk, "COMMIT_EVERY", 1)
+    monkeypatch.setattr(bulk, "COMMIT_SETS", 1)
     table = write_table(tmp_path / "table")
     encode_sets(make(), table, tmp_path / "out.parquet", chunk_size=32)
     assert_right(rows_of(tmp_path / "out.parquet"), ("a", "b", "d", "e"))
@@ -321,7 +350,7 @@ def test_two_ranks_agree_with_the_local_engine(tmp_path):
     )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     root = str(Path(__file__).parent.parent.parent)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(launch, capture_output=True, text=True, timeout=120, env=environment, cwd=root)
     assert done.returncode == 0, done.stderr[-2000:]
     encode_sets(make(), files(), tmp_path / "local.parquet")

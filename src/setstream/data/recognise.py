@@ -16,9 +16,9 @@ import numpy as np
 
 from setstream.data.dataset import SetDataset
 from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
-from setstream.data.parquet import SUFFIXES as PARQUET
 from setstream.data.parquet import ParquetSets, is_table
 from setstream.data.source import SetSource
+from setstream.data.tables import SUFFIXES as PARQUET
 from setstream.errors import DataError
 
 FILES: dict[str, Callable[[Path], SetSource]] = {

@@ -28,21 +28,21 @@ from setstream.durable import flush
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, DataError, MismatchError, NonFiniteError, ShapeError
 from setstream.model import SetModel
-from setstream.scale.partial import by_set
+from setstream.scale.partial import add_rows
 from setstream.state import State
 from setstream.store import StateStore
 
 WHAT = ("representations", "predictions", "both")
 OUTPUTS = (".parquet", ".h5")
-# Row groups of a table between two commits.
-COMMIT_EVERY = 16
+# Work on a table is committed after so many rows, or when so many sets have changed.
+COMMIT_ROWS, COMMIT_SETS = 2**20, 2**12
 
 JOURNAL = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, place INTEGER NOT NULL, count INTEGER NOT NULL, state BLOB NOT NULL);
 """
 
-Progress = Callable[[int, int], None]  # elements so far; sets so far, of a table row groups
+Progress = Callable[[int, int], None]  # elements so far; sets so far, of a table rows
 
 
 class Journal:
@@ -79,7 +79,7 @@ class Journal:
 
     @property
     def position(self) -> int:
-        """How many sets, or row groups, are done."""
+        """How many sets, or rows of a table, are done."""
         return int(self.meta("position") or 0)
 
     def state(self, name: str) -> State | None:
@@ -213,19 +213,16 @@ def _work_through_table(
     encoder: SetEncoder, data: ParquetSets, journal: Journal, chunk_size: int, progress: Progress | None = None
 ) -> None:
     changed: dict[str, State] = {}  # since the last commit
-    elements = 0
-    groups = data.groups()
-    start = journal.position
-    for number, (ids, features) in enumerate(data.stream(groups=groups[start:]), start=start + 1):
-        for name, state in by_set(encoder, ids, features, chunk_size):
-            before = changed[name] if name in changed else journal.state(name)
-            changed[name] = state if before is None else before.to(state.device) + state
-        elements += len(ids)
-        if number % COMMIT_EVERY == 0 or number == len(groups):
-            journal.commit(changed, number)
-            changed = {}
+    done = committed = start = journal.position
+    for ids, features in data.stream(start):
+        add_rows(encoder, ids, features, chunk_size, changed, journal.state)
+        done += len(ids)
+        if done - committed >= COMMIT_ROWS or len(changed) >= COMMIT_SETS:
+            journal.commit(changed, done)
+            changed, committed = {}, done
         if progress is not None:
-            progress(elements, number)
+            progress(done - start, done)
+    journal.commit(changed, done)
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:
