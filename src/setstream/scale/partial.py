@@ -33,6 +33,7 @@ class Range:
 
 
 Share = Range | Group
+Progress = Callable[[int, int], None]  # elements so far; sets so far, of a table rows
 
 
 def shares(data: SetDataset | ParquetSets, size: int = SHARE) -> list[Share]:
