@@ -132,11 +132,10 @@ class ParquetSets:
         """Where the rows of every set are; reads the column of set ids once."""
         if self._index is None:
             found: dict[str, list[tuple[Group, Rows]]] = {}
-            columns = self.columns[:1] if self.by_folder else [self.set_column]
             for file in self.files:
-                table = TableFile(file, columns)
+                table = TableFile(file, [] if self.by_folder else [self.set_column])
                 for group in self._groups(table):
-                    for name, rows in self._rows_of_sets(table, group.number, columns).items():
+                    for name, rows in self._rows_of_sets(table, group).items():
                         found.setdefault(name, []).append((group, rows))
             self._index = found
         return self._index
@@ -180,12 +179,14 @@ class ParquetSets:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    def _rows_of_sets(self, table: TableFile, group: int, columns: list[str]) -> dict[str, Rows]:
+    def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
         """Where the rows of each set are in a row group."""
+        if self.by_folder:
+            return {self._set_of_folder(group.file): range(group.rows)}
         pieces: dict[str, list[np.ndarray]] = {}
         start = 0
-        for batch in self._batches(table, group, columns):
-            ids = self._ids(batch, table, group)
+        for batch in self._batches(table, group.number, [self.set_column]):
+            ids = self._ids(batch, table, group.number)
             order, position = ids.order(), 0
             for name, length in zip(order.names, order.lengths, strict=True):
                 rows = (
@@ -217,12 +218,15 @@ class ParquetSets:
             yield table.nothing(columns)
 
     def _ids(self, batch: Any, table: TableFile, group: int) -> Ids:
-        if not self.by_folder:
-            return row_ids(batch, self.set_column, f"{table.path}, row group {group}")
-        name = self._folders(table.path).get(self.set_column)
+        if self.by_folder:
+            return Ids.all(self._set_of_folder(table.path), batch.num_rows)
+        return row_ids(batch, self.set_column, f"{table.path}, row group {group}")
+
+    def _set_of_folder(self, file: Path) -> str:
+        name = self._folders(file).get(self.set_column)
         if name in (None, "__HIVE_DEFAULT_PARTITION__"):
-            raise DataError(f"{table.path}: its folders do not say which set it is of ({self.set_column}=...)")
-        return Ids.all(str(name), batch.num_rows)
+            raise DataError(f"{file}: its folders do not say which set it is of ({self.set_column}=...)")
+        return str(name)
 
     def _features(self, batch: Any, table: TableFile, group: int) -> Tensor:
         found = row_features(batch, self.columns, f"{table.path}, row group {group}")

@@ -87,6 +87,8 @@ class TableFile:
                 )
         except (library.ArrowException, OSError) as error:
             raise DataError(f"{path}: cannot be read, it may be cut off or of another kind: {error}") from error
+        except KeyError as error:
+            raise DataError(f"{path}: has no column {', '.join(dictionaries or [])}, unlike the files before it") from error
 
     def __len__(self) -> int:
         return int(self.file.num_record_batches if self.arrow else self.file.num_row_groups)
@@ -105,7 +107,8 @@ class TableFile:
     def nothing(self, columns: list[str]) -> Any:
         """A batch without rows."""
         schema = self.file.schema if self.arrow else self.file.schema_arrow
-        return schema.empty_table().select(columns).combine_chunks().to_batches()[0]
+        library = need("pyarrow")
+        return library.RecordBatch.from_arrays([library.array([], schema.field(name).type) for name in columns], columns)
 
     def batches(self, group: int, columns: list[str]) -> Iterator[Any]:
         """The rows of one row group, as record batches of some megabytes."""
