@@ -2,10 +2,8 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from setstream.scale.partial import absorb, add_rows, shares
 from setstream.scale.ray import cluster, ray_states
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
+from tests.kills import kill_after
 
 SIZES = {"a": 300, "b": 1, "c": 0, "d": 47, "e": 120}
 
@@ -307,34 +306,37 @@ def test_options_that_cannot_be(tmp_path):
 
 
 def kill_encoding(folder, kills, table, seed):
+    """Encode, killed again and again at random moments; then to the end. Gives the number of kills at work."""
     rng = random.Random(seed)
+    killed = 0
+
+    def work(tick):
+        tick()
+        encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3, progress=lambda elements, done: tick())
+
     for _ in range(kills):
         if (folder / "out.parquet").exists():
-            return
-        child = os.fork()
-        if child == 0:
-            try:
-                slow = lambda elements, sets: time.sleep(0.002)  # noqa: E731
-                encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3, progress=slow)
-            finally:
-                os._exit(0)
-        time.sleep(rng.uniform(0.0, 0.12))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            break
+        killed += kill_after(work, ticks=rng.randrange(40 if table is None else 4), pause=rng.uniform(0.0, 0.02))
     encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3)
+    return killed
 
 
 @pytest.mark.parametrize("kind", ["files", "table"])
-@pytest.mark.parametrize("repeats", [1, pytest.param(15, marks=pytest.mark.slow)])
-def test_killed_jobs_go_on_with_no_row_missing_or_doubled(tmp_path, kind, repeats):
+@pytest.mark.parametrize("wanted", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_jobs_go_on_with_no_row_missing_or_doubled(tmp_path, monkeypatch, kind, wanted):
+    monkeypatch.setattr(bulk, "COMMIT_ROWS", 1)  # every batch, as if it were large
     table = write_table(tmp_path / "table") if kind == "table" else None
-    for repeat in range(repeats):
+    killed = repeat = 0
+    while killed < wanted:
         folder = tmp_path / str(repeat)
         folder.mkdir()
-        kill_encoding(folder, 10, table, seed=repeat)
+        killed += kill_encoding(folder, 10, table, seed=repeat)
         rows = pq.read_table(folder / "out.parquet").to_pylist()
         assert len(rows) == len({row["id"] for row in rows})
         assert_right({row["id"]: row for row in rows}, ("a", "b", "d", "e") if table else tuple(SIZES))
+        repeat += 1
+    print(f"{killed} kills in {repeat} jobs")
 
 
 def test_the_command_line_encodes(tmp_path):
