@@ -47,7 +47,9 @@ def run_encode(
         found, problems = found.check(skip_bad)
         for problem in problems:
             _skipped(problem, console)
-    total, unit = (len(found), "sets") if isinstance(found, SetDataset) else (len(found.groups()), "row groups")
+    total, unit = (
+        (len(found), "sets") if isinstance(found, SetDataset) else (sum(group.rows for group in found.groups()), "rows")
+    )
     began = time.monotonic()
     shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
     with Progress(*shown, console=console) as bar:
@@ -55,7 +57,7 @@ def run_encode(
 
         def show(elements: int, done: int) -> None:
             rate = elements / max(time.monotonic() - began, 1e-9)
-            bar.update(row, completed=done, rate=f"{done} {unit}, {elements:,} elements, {rate:,.0f}/s")
+            bar.update(row, completed=done, rate=f"{done:,} {unit}, {elements:,} elements, {rate:,.0f}/s")
 
         count = encode_sets(
             model,

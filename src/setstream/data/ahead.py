@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from itertools import repeat
+from typing import TypeVar, cast
 
 T = TypeVar("T")
 
@@ -35,3 +37,17 @@ def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def iterate_ahead(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
+    """The same items, in order; the thread goes through them up to `ahead` items before they are asked for.
+
+    >>> list(iterate_ahead(iter("abc"), ahead=2))
+    ['a', 'b', 'c']
+    """
+    end = object()
+    following: Callable[[], T | object] = partial(next, items, end)
+    for item in read_ahead(repeat(following), ahead):
+        if item is end:
+            return
+        yield cast(T, item)

@@ -12,18 +12,18 @@ import csv
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from setstream.data.ahead import read_ahead
-from setstream.data.source import Pieces, SetSource
+from setstream.data.part import PartSource
+from setstream.data.served import SourceChunks
+from setstream.data.source import SetSource
 from setstream.errors import ConfigurationError, DataError
-from setstream.partition import Chunks
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")
@@ -174,30 +174,17 @@ def _number(text: str) -> Any:
 class SetBatch:
     """Some sets: `sets` goes into `ss.encode`, labels beside it."""
 
-    sets: Chunks
+    sets: SourceChunks
     labels: list[Any]
     ids: list[str]
-
-
-class _Together:
-    """Chunk j of every set of a batch, for each j, as lists; ends with the longest set."""
-
-    def __init__(self, pieces: list[Pieces], shape: tuple[int, ...], dtype: torch.dtype, ahead: int) -> None:
-        self.pieces, self.ahead = pieces, ahead
-        self.nothing = torch.empty(0, *shape, dtype=dtype)
-
-    def _read(self, number: int) -> list[Tensor]:
-        return [own.piece(number) if number < len(own) else self.nothing for own in self.pieces]
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        count = max(1, *(len(own) for own in self.pieces))
-        return read_ahead((partial(self._read, number) for number in range(count)), self.ahead)
 
 
 class SetLoader:
     """Batches of sets from their files, in chunks that are read ahead; each epoch in another order, by seed.
 
     partition: contiguous, blocks (contiguous blocks in random order; the default while shuffling) or random.
+    parallel:  what each process of torch.distributed gets. data: its share of every batch's sets (while shuffling, a last batch
+               that cannot be shared equally waits for another epoch). set: its part of every set. None: everything.
 
     >>> import setstream as ss
     >>> from setstream.data import ArraySource
@@ -217,26 +204,46 @@ class SetLoader:
         partition: str | None = None,
         seed: int = 0,
         ahead: int = 2,
+        parallel: str | None = None,
     ) -> None:
         if batch < 1:
             raise ConfigurationError(f"a batch has at least one set; got {batch}")
+        if parallel not in (None, "data", "set"):
+            raise ConfigurationError(f"parallel is data, set or None; got {parallel!r}")
+        self.parallel = parallel
+        self.rank, self.ranks = 0, 1
+        if parallel is not None and dist.is_available() and dist.is_initialized():
+            self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        if parallel == "data" and batch % self.ranks:
+            raise ConfigurationError(
+                f"a batch of {batch} sets cannot be shared equally among {self.ranks} processes: choose a multiple of them"
+            )
         self.dataset, self.batch, self.chunk_size, self.shuffle = dataset, batch, chunk_size, shuffle
         self.partition = partition or ("blocks" if shuffle else "contiguous")
         self.seed, self.ahead, self.epoch = seed, ahead, 0
 
     def __len__(self) -> int:
-        return -(-len(self.dataset) // self.batch)
+        return len(self._batches(torch.arange(len(self.dataset))))
 
     def __iter__(self) -> Iterator[SetBatch]:
         generator = torch.Generator().manual_seed((self.seed * 2**32 + self.epoch) % 2**63)
         self.epoch += 1
         order = torch.randperm(len(self.dataset), generator=generator) if self.shuffle else torch.arange(len(self.dataset))
-        for numbers in order.split(self.batch):
+        for numbers in self._batches(order):
             yield self.collate([self.dataset.sources[number] for number in numbers.tolist()], generator)
+
+    def _batches(self, order: Tensor) -> list[Tensor]:
+        """The sets of every batch that are this process's."""
+        batches = list(order.split(self.batch)) if len(order) else []
+        if self.parallel != "data":
+            return batches
+        if self.shuffle:
+            batches = [numbers for numbers in batches if len(numbers) % self.ranks == 0]
+        shares = [numbers.tensor_split(self.ranks)[self.rank] for numbers in batches]
+        return [own for own in shares if len(own)]
 
     def collate(self, sources: list[SetSource], generator: torch.Generator | None = None) -> SetBatch:
         """Some sources as one batch."""
-        pieces = [source.chunks(self.chunk_size, self.partition, generator=generator) for source in sources]
-        full = next((source for source in sources if len(source)), sources[0])
-        chunks = Chunks(_Together(pieces, full.shape, full.dtype, self.ahead))
+        held = [PartSource(s, self.rank, self.ranks) for s in sources] if self.parallel == "set" else sources
+        chunks = SourceChunks(held, self.chunk_size, self.partition, generator, self.ahead)
         return SetBatch(chunks, [source.label for source in sources], [source.id for source in sources])

@@ -1,9 +1,9 @@
 """ss.data.open: from a path to sets, by what is there.
 
 file .npy .h5 .hdf5 .pt .pth, folder .zarr           one set
-file or folder of .parquet .pq .arrow .feather       many sets, by their id column
-folder of such files                                 many sets, one a file (CLAM, TRIDENT)
-folder of features_<encoder>/                        many sets, TRIDENT's layout, beside patches/ and visualization/
+file or folder of .parquet .pq .arrow .feather       many sets, by their id column, or by folders set_id=...
+folder of such files                                 many sets, one a file (CLAM)
+folder with features_<encoder>/, there or one below  many sets, TRIDENT's job folder: <magnification>/features_<encoder>/
 slide .svs .ndpi .mrxs .scn, or a folder of them     one set of patches a slide
 folder with features/ (and labels/)                  many sets, torchmil's layout: parallel folders, one file a bag
 folder of images                                     one set; folder of such folders: many
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from setstream.data.dataset import SetDataset
-from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
-from setstream.data.parquet import SUFFIXES as PARQUET
+from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource, need
 from setstream.data.parquet import ParquetSets, is_table
 from setstream.data.source import SetSource
+from setstream.data.tables import SUFFIXES as PARQUET
 from setstream.errors import DataError
 
 
@@ -39,6 +40,8 @@ FILES: dict[str, Callable[[Path], SetSource]] = {
     ".pth": TorchSource,
     ".zarr": ZarrSource,
 }
+
+HDF5 = (".h5", ".hdf5")
 
 
 def open_source(path: str | Path) -> SetSource:
@@ -75,10 +78,10 @@ def open_sets(path: str | Path) -> SetDataset:
         return SetDataset([open_source(path)])
     if (path / "features").is_dir():
         return _torchmil(path)
+    trident = _trident(path)
+    if trident is not None:
+        return open_sets(trident)
     inside = sorted(item for item in path.iterdir() if not item.name.startswith("."))
-    named = [item for item in inside if item.is_dir() and item.name.startswith("features_")]
-    if len(named) == 1:  # TRIDENT: beside them lie patches/ and visualization/
-        return open_sets(named[0])
     files = [item for item in inside if item.suffix in FILES]
     if files:
         return SetDataset([FILES[item.suffix](item) for item in files])
@@ -87,32 +90,72 @@ def open_sets(path: str | Path) -> SetDataset:
     folders = [item for item in inside if item.is_dir() and _has_images(item)]
     if folders:
         return SetDataset([ImageFolderSource(item) for item in folders])
-    nested = [item for item in inside if item.is_dir() and any(file.suffix in FILES for file in item.iterdir())]
-    if len(nested) == 1:  # TRIDENT: features_<encoder>/ inside its folder
+    nested = [item for item in inside if _has_sets(item)]
+    if len(nested) == 1:
         return open_sets(nested[0])
     if nested:
         raise DataError(f"{path}: has several folders of sets, {[item.name for item in nested]}: open one of them")
     raise DataError(f"{path}: no sets were found; expected {', '.join([*FILES, *PARQUET])} files or folders of images")
 
 
+def _trident(path: Path) -> Path | None:
+    """The folder of features in a job folder of TRIDENT, which also holds patches, pictures and more."""
+    found = sorted(item for pattern in ("features_*", "*/features_*") for item in path.glob(pattern) if _has_sets(item))
+    if len(found) > 1:
+        choices = ", ".join(str(item.relative_to(path)) for item in found)
+        raise DataError(f"{path}: has features of several encoders or magnifications: open one of {choices}")
+    return found[0] if found else None
+
+
 def _torchmil(path: Path) -> SetDataset:
-    """Parallel folders: features/x.npy, labels/x.npy, coords/x.npy, inst_labels/x.npy."""
+    """Parallel folders, each with one .npy or .h5 file a bag: features/x, labels/x, coords/x, inst_labels/x."""
     files = sorted(file for file in (path / "features").iterdir() if file.suffix in FILES)
     if not files:
         raise DataError(f"{path / 'features'}: holds no sets")
     sources = []
     for file in files:
-        source = FILES[file.suffix](file)
-        label = path / "labels" / f"{file.stem}.npy"
-        if label.exists():
-            value = np.load(label)
+        source = H5Source(file, key=_key(file, "features")) if file.suffix in HDF5 else FILES[file.suffix](file)
+        label = _beside(path, "labels", file.stem)
+        if label is not None:
+            value = np.asarray(_array(label, "labels"))
             source.label = value.item() if value.size == 1 else value
         for kind in ("coords", "inst_labels"):
-            beside = path / kind / f"{file.stem}.npy"
-            if beside.exists():
+            beside = _beside(path, kind, file.stem)
+            if beside is not None:
                 source.metadata[kind] = beside
         sources.append(source)
     return SetDataset(sources)
+
+
+def _beside(path: Path, kind: str, name: str) -> Path | None:
+    """The file of a bag in a parallel folder."""
+    files = (path / kind / f"{name}{suffix}" for suffix in (".npy", *HDF5))
+    return next((file for file in files if file.exists()), None)
+
+
+def _array(file: Path, name: str) -> Any:
+    """A small array, whole."""
+    try:
+        if file.suffix not in HDF5:
+            return np.load(file)
+        with need("h5py").File(file, "r") as opened:
+            return opened[_key(file, name)][()]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read: {error}") from error
+
+
+def _key(file: Path, name: str) -> str:
+    """The array of this name in an HDF5 file, or the only one that is there."""
+    try:
+        with need("h5py").File(file, "r") as opened:
+            keys = sorted(opened)
+    except OSError:
+        return name  # whoever reads it says what is wrong
+    return keys[0] if len(keys) == 1 else name
+
+
+def _has_sets(folder: Path) -> bool:
+    return folder.is_dir() and any(file.suffix in FILES for file in folder.iterdir())
 
 
 def _has_images(folder: Path) -> bool:

@@ -14,6 +14,7 @@ Partitions, any of which is legal for a consistent encoder:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
@@ -30,6 +31,8 @@ from setstream.errors import ConfigurationError, ShapeError
 PARTITIONS = ("contiguous", "blocks", "random")
 # Gaps of up to this many elements are read over rather than sought over.
 SMALL_GAP = 32
+# Chunks that lie side by side are read together, up to this many bytes.
+READ_BYTES = 2**22
 
 Metadata = dict[str, Any] | None
 
@@ -121,6 +124,7 @@ class Pieces:
         self.source, self.chunk_size, self.ahead = source, chunk_size, ahead
         size = len(source)
         self.order: Tensor | None = None
+        self.in_order = partition == "contiguous"
         starts = torch.arange(0, size, chunk_size)
         self.starts = starts[torch.randperm(len(starts), generator=generator)] if partition == "blocks" else starts
         if partition == "random":
@@ -138,7 +142,16 @@ class Pieces:
         return self.source.read(start, stop) if self.order is None else self.source.take(self.order[start:stop])
 
     def __iter__(self) -> Iterator[Tensor]:
-        return read_ahead((partial(self.piece, number) for number in range(len(self))), self.ahead)
+        if not self.in_order:
+            yield from read_ahead((partial(self.piece, number) for number in range(len(self))), self.ahead)
+            return
+        # Handing a piece from thread to thread costs as much as reading a small one: several at a time, as they lie.
+        size = len(self.source)
+        chunk_bytes = self.chunk_size * math.prod(self.source.shape) * self.source.dtype.itemsize if size else 1
+        step = self.chunk_size * max(1, READ_BYTES // max(1, chunk_bytes))
+        reads = (partial(self.source.read, start, min(start + step, size)) for start in range(0, size, step))
+        for block in read_ahead(reads, self.ahead):
+            yield from block.split(self.chunk_size)
 
 
 class ArraySource(SetSource):

@@ -6,16 +6,16 @@ states of one id add up, whoever made them; finalized once
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from setstream.data.dataset import SetDataset
-from setstream.data.parquet import Group, Ids, ParquetSets
+from setstream.data.parquet import Group, ParquetSets
 from setstream.data.source import SetSource
+from setstream.data.tables import Ids
 from setstream.encoder import SetEncoder
 from setstream.state import State
 
@@ -33,6 +33,7 @@ class Range:
 
 
 Share = Range | Group
+Progress = Callable[[int, int], None]  # elements so far; sets so far, of a table rows
 
 
 def shares(data: SetDataset | ParquetSets, size: int = SHARE) -> list[Share]:
@@ -51,8 +52,10 @@ def absorb(encoder: SetEncoder, share: Share, chunk_size: int, sets: ParquetSets
     """The states of the sets that a share touches."""
     if isinstance(share, Group):
         assert sets is not None
-        ids, features = sets.read(share)
-        yield from by_set(encoder, ids, features, chunk_size)
+        totals: dict[str, State] = {}
+        for ids, features in sets.read([share]):
+            add_rows(encoder, ids, features, chunk_size, totals)
+        yield from totals.items()
         return
     device = encoder.home() or torch.device("cpu")
     state = encoder.empty(1)
@@ -63,26 +66,46 @@ def absorb(encoder: SetEncoder, share: Share, chunk_size: int, sets: ParquetSets
 
 
 @torch.no_grad()
-def by_set(encoder: SetEncoder, ids: Ids, features: Tensor, chunk_size: int) -> Iterator[tuple[str, State]]:
-    """The states of rows (n, D) that belong to several sets: sorted by set, encoded some sets at a time."""
+def add_rows(
+    encoder: SetEncoder,
+    ids: Ids,
+    features: Tensor,
+    chunk_size: int,
+    totals: dict[str, State],
+    earlier: Callable[[str], State | None] = lambda _: None,
+) -> None:
+    """Add rows (n, D) of several sets to the sets' states in `totals`; a set that is new there begins with its `earlier` state.
+
+    Set by set, some sets at a time: those that fit a chunk together are encoded, and added to what they were, in one step.
+    """
     device = encoder.home() or torch.device("cpu")
-    lengths = np.bincount(ids.codes, minlength=len(ids.names)).tolist()
-    rows = features.to(device)
-    if len(ids.names) > 1:
-        rows = rows[torch.from_numpy(np.argsort(ids.codes, kind="stable")).to(device)]
+    order = ids.order()
+    rows = None if order.rows is None else torch.from_numpy(order.rows)
+
+    def chunk(start: int, stop: int) -> Tensor:
+        own = features[start:stop] if rows is None else features.index_select(0, rows[start:stop])
+        return own.to(device)
+
     position = 0
-    for first, last in _together(lengths, chunk_size):
-        own = lengths[first:last]
-        if len(own) == 1:  # a large set by itself, chunk by chunk
-            state = encoder.empty(1)
-            for chunk in rows[position : position + own[0]].split(chunk_size):
-                state = encoder.update(state, chunk.unsqueeze(0))
+    for first, last in _together(order.lengths, chunk_size):
+        names, lengths = order.names[first:last], order.lengths[first:last]
+        state = State.cat([_before(encoder, name, totals, earlier) for name in names])
+        stop = position + sum(lengths)
+        if len(names) == 1:  # a large set by itself, chunk by chunk
+            for start in range(position, stop, chunk_size):
+                state = encoder.update(state, chunk(start, min(start + chunk_size, stop)).unsqueeze(0))
         else:
-            ptr = torch.tensor([0, *own]).cumsum(0)
-            state = encoder.update(None, (rows[position : position + sum(own)], ptr))
-        position += sum(own)
-        for number, name in enumerate(ids.names[first:last]):
-            yield name, state[number]
+            state = encoder.update(state, (chunk(position, stop), torch.tensor([0, *lengths]).cumsum(0)))
+        position = stop
+        totals.update((name, state[number]) for number, name in enumerate(names))
+
+
+def _before(encoder: SetEncoder, name: str, totals: dict[str, State], earlier: Callable[[str], State | None]) -> State:
+    """What is known of a set."""
+    if name in totals:
+        return totals[name]
+    found = earlier(name)
+    return encoder.empty(1) if found is None else found.to(encoder.home() or "cpu")
 
 
 def _together(lengths: list[int], size: int) -> Iterator[tuple[int, int]]:

@@ -3,11 +3,15 @@
     shares --map, any worker--> (id, state of a share) --group by id, sum--> (id, state of the set)
 
 A set may span any number of blocks and machines. Work of a lost worker is done again by Ray; sums do not depend on who made
-their terms, so nothing changes in the result.
+their terms, so nothing changes in the result. The sums go from Ray's blocks into the job's journal one by one: this process
+never holds all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -16,8 +20,12 @@ from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
 from setstream.encoder import SetEncoder
-from setstream.scale.partial import Share, absorb, shares
+from setstream.scale.journal import Journal
+from setstream.scale.partial import Progress, Range, Share, absorb, shares
 from setstream.state import State
+
+# Shares between two commits: a set of 2^18 elements, or a row group, is one share.
+ROUND = 4096
 
 
 class _Worker:
@@ -45,42 +53,74 @@ def _add(a: bytes | None, b: bytes | None) -> bytes | None:
     return (State.from_bytes(a) + State.from_bytes(b)).to_bytes()
 
 
-def ray_states(
-    encoder: SetEncoder,
-    data: SetDataset | ParquetSets,
-    chunk_size: int = 4096,
-    address: str | None = None,
-    workers: int | None = None,
-    share_size: int | None = None,
-) -> dict[str, State]:
-    """The state of every set, computed by a Ray cluster: a local one, or the one at `address`."""
+@contextmanager
+def cluster(address: str | None = None, workers: int | None = None) -> Iterator[int]:
+    """A Ray cluster for as long as it is needed: a local one, or the one at `address`. Gives the number of workers."""
     ray = need("ray", "ray")
-    ray_data = need("ray.data", "ray")
-    aggregate = need("ray.data.aggregate", "ray")
     started = not ray.is_initialized()
     if started:
         ray.init(address=address, num_cpus=None if address else workers, include_dashboard=False, log_to_driver=False)
     try:
-        sets = data if isinstance(data, ParquetSets) else None
-        work: list[Share] = shares(data) if share_size is None else shares(data, share_size)
-        blocks = min(len(work), 4 * max(1, workers or int(ray.cluster_resources().get("CPU", 1))))
-        table = ray_data.from_items([{"share": share} for share in work], override_num_blocks=blocks)
-        partial = table.map_batches(
-            _Worker,
-            fn_constructor_args=(encoder, sets, chunk_size),
-            batch_size=1,
-            compute=ray_data.ActorPoolStrategy(size=workers or max(1, int(ray.cluster_resources().get("CPU", 2)) - 1)),
-        )
-        summed = partial.groupby("id").aggregate(
-            aggregate.AggregateFn(
-                init=lambda _: None,
-                accumulate_row=lambda total, row: _add(total, row["state"]),
-                merge=_add,
-                name="state",
-            )
-        )
-        found = {row["id"]: State.from_bytes(row["state"]) for row in summed.iter_rows()}
+        yield workers or max(1, int(ray.cluster_resources().get("CPU", 2)) - 1)
     finally:
         if started:
             ray.shutdown()
-    return {name: found[name] for name in (sorted(found) if isinstance(data, ParquetSets) else data.ids)}
+
+
+def ray_states(
+    encoder: SetEncoder, data: SetDataset | ParquetSets, work: list[Share], workers: int, chunk_size: int = 4096
+) -> Iterator[tuple[str, State]]:
+    """The states of the sets that some shares touch, one by one: summed on the cluster, and kept there until asked for."""
+    ray_data = need("ray.data", "ray")
+    aggregate = need("ray.data.aggregate", "ray")
+    sets = data if isinstance(data, ParquetSets) else None
+    table = ray_data.from_items([{"share": share} for share in work], override_num_blocks=min(len(work), 4 * workers))
+    partial = table.map_batches(
+        _Worker,
+        fn_constructor_args=(encoder, sets, chunk_size),
+        batch_size=1,
+        compute=ray_data.ActorPoolStrategy(size=workers),
+    )
+    summed = partial.groupby("id").aggregate(
+        aggregate.AggregateFn(
+            init=lambda _: None,
+            accumulate_row=lambda total, row: _add(total, row["state"]),
+            merge=_add,
+            name="state",
+        )
+    )
+    for row in summed.iter_rows():
+        yield row["id"], State.from_bytes(row["state"])
+
+
+def work_on_ray(
+    encoder: SetEncoder,
+    data: SetDataset | ParquetSets,
+    journal: Journal,
+    chunk_size: int,
+    address: str | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """All shares, in rounds; what a round adds goes into the journal at once, so a job that was killed goes on after it."""
+    work = shares(data)
+    ends = list(accumulate(_size(share) for share in work))
+    if journal.position < len(work):
+        with cluster(address, workers) as size:
+            for start in range(journal.position, len(work), ROUND):
+                part = work[start : start + ROUND]
+                found = ray_states(encoder, data, part, size, chunk_size)
+                journal.commit(((name, _plus(journal.state(name), state)) for name, state in found), start + len(part))
+                if progress is not None:
+                    elements = ends[start + len(part) - 1]
+                    sets_done = len({share.source.id for share in work[: start + len(part)] if isinstance(share, Range)})
+                    progress(elements, elements if isinstance(data, ParquetSets) else sets_done)
+    journal.arrange(journal.names() if isinstance(data, ParquetSets) else data.ids)
+
+
+def _size(share: Share) -> int:
+    return share.stop - share.start if isinstance(share, Range) else share.rows
+
+
+def _plus(before: State | None, state: State) -> State:
+    return state if before is None else before + state

@@ -10,20 +10,22 @@ Nothing else is needed to train, resume, sweep and report.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from setstream.data.served import SourceChunks
+from setstream.data.source import SetSource
 from setstream.encode import encode
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.layout import Sets
 from setstream.model import SetModel
 from setstream.partition import Chunks
-from setstream.scale.scatter import scatter_sets
+from setstream.scale.scatter import are_sources, scatter_sets
 
 Batch = dict[str, Any]
 
@@ -42,15 +44,16 @@ class Encode:
     ) -> None:
         self.gradient, self.chunk_size, self.grad_chunks, self.group = gradient, chunk_size, grad_chunks, group
 
-    def __call__(self, encoder: SetEncoder, sets: Sets | Chunks, mask: Tensor | None = None) -> Any:
-        """z of the sets; with `group`, each process encodes its share of them."""
+    def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
+        """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
+        mine: Any = sets
         if self.group is not None:
-            if isinstance(sets, Chunks):
-                raise ConfigurationError("sets that are served from files are not shared out: use parallel = data")
-            sets, mask = scatter_sets(sets, mask, self.group), None
+            mine, mask = scatter_sets(sets, mask, self.group), None
+        if are_sources(mine):
+            mine = SourceChunks(mine, self.chunk_size, "blocks" if encoder.training else "contiguous")
         return encode(
             encoder,
-            sets,
+            mine,
             mask,
             chunk_size=self.chunk_size,
             gradient=self.gradient,
@@ -91,7 +94,11 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """The training batch of a step: tensors or lists with `size` sets each."""
+        """The training batch of a step: tensors or lists with `size` sets each.
+
+        Every process makes the whole batch. Sets on disk come as a list of SetSources, or as chunks of such: each process then
+        reads its own share only.
+        """
 
     @abstractmethod
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:

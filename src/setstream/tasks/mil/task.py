@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import setstream.data as stored_sets
+from setstream.data import SetSource
+from setstream.data.served import SourceChunks
 from setstream.encode import encode as encode_sets
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
@@ -26,7 +27,7 @@ from setstream.tasks.mil.models import MODELS
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
-Bag = Tensor | stored_sets.SetSource
+Bag = Tensor | SetSource
 #: With fewer test bags an interval says nothing.
 ENOUGH = 20
 
@@ -160,5 +161,5 @@ def as_sets(
         return [source.take(own).to(home) for source, own in zip(sources, chosen, strict=True)]
     if sources and not whole and len(sources[0].shape) > 1:
         partition = "blocks" if shuffle else "contiguous"
-        return stored_sets.SetLoader(stored_sets.SetDataset([]), 1, chunk_size, partition=partition).collate(sources).sets
+        return SourceChunks(sources, chunk_size, partition)
     return [bag.to(home) if isinstance(bag, Tensor) else bag.tensor().to(home) for bag in bags]
