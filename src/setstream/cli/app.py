@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a failure, 2 options that cannot be, 3 a loss that was not
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from setstream import __version__
 from setstream.cli.options import build_config
 from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
-from setstream.tasks.loading import build_task, read_run
+from setstream.tasks.loading import build_task
 
 FAILED, WRONG_OPTIONS, NOT_FINITE, INTERRUPTED = 1, 2, 3, 130
 
@@ -144,25 +143,10 @@ def crossval(
     ] = None,
 ) -> None:
     """Cross-validate a model; resumable, a fold at a time."""
-    from rich.progress import Progress
-
-    from setstream.training.crossval import cross_validate, summarise
+    from setstream.cli.evaluate import run_crossval
 
     chosen = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
-    with Progress(console=console) as bar:
-        row = bar.add_task(f"{task}/{model}", total=folds * repeats)
-        found = cross_validate(
-            chosen,
-            build_task,
-            out,
-            folds=folds,
-            repeats=repeats,
-            progress=lambda done, total: bar.update(row, completed=done, total=total),
-        )
-    rows = Table("metric", "mean", "± over repeats", "95 % interval", box=None)
-    for name, own in summarise(found, repeats).items():
-        rows.add_row(name, f"{own['mean']:.4f}", f"{own['over_repeats']:.4f}", f"{own['low']:.4f} .. {own['high']:.4f}")
-    console.print(rows)
+    run_crossval(chosen, out, folds, repeats, console)
 
 
 @app.command(epilog="[bold]Example[/bold]\n\nsetstream evaluate runs/umbc -o task.test_sets=2000")
@@ -173,37 +157,16 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
 ) -> None:
     """Test the model of a finished (or unfinished) run again."""
-    import dataclasses
+    from setstream.cli.evaluate import run_evaluate
 
-    import torch
-
-    from setstream.cli.options import assignments, merge
-    from setstream.tasks.loading import trained_model
-    from setstream.training.processes import choose_device
-
-    chosen = read_run(folder)
-    changes = assignments(option or [])
-    if set(changes) - {"task_options"}:
-        raise ConfigurationError(f"only task.NAME=VALUE can be changed when testing; got {sorted(changes)}")
-    chosen = dataclasses.replace(chosen, task_options=merge(chosen.task_options, changes.get("task_options", {})))
-    task = build_task(chosen)
-    model = trained_model(folder, task, chosen).to(choose_device(device))
-    with torch.no_grad():
-        found = task.evaluate(model)
-    if as_json:
-        print(json.dumps(found))
-        return
-    rows = Table("metric", "value", box=None)
-    for name, value in found.items():
-        rows.add_row(name, f"{value:.5f}")
-    console.print(rows)
+    run_evaluate(folder, option or [], device, as_json, console)
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\nsetstream encode runs/mine slides/ --out slides.parquet --states states.db\n\n"
     "setstream encode runs/mine new-patches/ --out slides.parquet --update states.db --states states-2.db\n\n"
     "setstream encode runs/mine events.parquet --out users.h5 --engine ray\n\n"
-    "Killed or stopped, the same command goes on where it was; on Ray, it begins anew."
+    "Killed or stopped, the same command goes on where it was."
 )
 def encode(
     run_folder: Annotated[Path, typer.Argument(help="A run folder: the model.")],

@@ -17,14 +17,12 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -37,10 +35,12 @@ from setstream.model import SetModel
 from setstream.training.allocator import keep_freed_memory
 from setstream.training.checkpoint import Checkpoints, load_weights, save_weights
 from setstream.training.config import FREE, TrainConfig
+from setstream.training.optimizer import make_optimizer
 from setstream.training.processes import Processes, choose_device, local_rank
 from setstream.training.progress import Progress
 from setstream.training.record import Metrics, environment
 from setstream.training.seeds import batch_generator, seed_step
+from setstream.training.signals import asked_to_stop
 from setstream.training.stages import begin_with, freeze, train_mode
 from setstream.training.task import Batch, Encode, Task
 
@@ -91,7 +91,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = task.build(config.model, **config.model_options).to(self.device)
         freeze(self.model, config.freeze)
-        self.optimizer = self._optimizer()
+        self.optimizer = make_optimizer(self.model, config, self.device)
         self.step = 0
         self.losses: list[float] = []  # since the last line of the log
         self.best: float | None = None  # the largest value of the metric that selects
@@ -116,7 +116,7 @@ class Trainer:
         title = f"{config.task}/{config.model}"
         began, first = time.monotonic(), self.step
         train_mode(self.model, config.freeze)
-        with Progress(config.steps, title, self.step, self.shown and own.first) as progress, self._interruptible():
+        with Progress(config.steps, title, self.step, self.shown and own.first) as progress, asked_to_stop(self._stop):
             while self.step < config.steps and not own.any(self._stop.is_set()):
                 self.losses.append(self._train_step(module))
                 self.step += 1
@@ -280,47 +280,8 @@ class Trainer:
             return failed.folder
         return failed.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
 
-    def _optimizer(self) -> torch.optim.Optimizer:
-        config, groups, fused = self.config, self._parameter_groups(), self.device.type in ("cpu", "cuda")
-        if config.optimizer == "sgd":
-            return torch.optim.SGD(groups, config.lr, momentum=config.beta1, fused=fused)
-        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-        return kind(groups, config.lr, (config.beta1, config.beta2), fused=fused)
-
-    def _parameter_groups(self) -> list[dict[str, Any]]:
-        """Weight decay is for weights: biases, norms and other vectors are left alone."""
-        decayed = [p for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
-        others = [p for p in self.model.parameters() if p.requires_grad and p.dim() <= 1]
-        groups = [(decayed, self.config.weight_decay), (others, 0.0)]
-        return [{"params": own, "weight_decay": decay} for own, decay in groups if own]
-
     def _autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.config.amp == "none" else torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _interruptible(self) -> AbstractContextManager[Any]:
-        return _Signals(self._stop)
-
-
-class _Signals:
-    """While it is open, Ctrl-C and SIGTERM ask for a stop after the step; a second Ctrl-C interrupts at once."""
-
-    def __init__(self, stop: threading.Event) -> None:
-        self.stop = stop
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.stop.set()
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
 
 
 def _to(value: Any, device: torch.device) -> Any:
