@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from setstream.cli.app import app, run
+from setstream.cli.sweep import next_run, read_sweep
+from setstream.errors import ConfigurationError
 
 SMALL = ["-o", "task.points=32", "-o", "task.test_sets=4", "-o", "task.test_points=16", "-o", "tensorboard=false"]
 COMMANDS = ("train", "evaluate", "sweep", "tasks", "models", "report", "bench", "demo", "encode", "crossval")
@@ -152,3 +155,32 @@ def test_cross_validation_resumes_and_averages(tmp_path):
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert call(*arguments).exit_code == 0
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+
+
+@pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml")), ids=lambda file: file.stem)
+def test_the_sweeps_of_the_repository_can_be_read(file, tmp_path):
+    runs = read_sweep(file, tmp_path)
+    assert all("{out}" not in json.dumps(run.config.to_dict()) for run in runs)
+
+
+def test_runs_wait_for_those_that_they_begin_with(tmp_path):
+    text = (
+        '[defaults]\ntask = "clustering"\nmodel = "deepsets"\n[[runs]]\nname = "one"\n[[runs]]\nname = "two"\nafter = ["one"]'
+    )
+    (tmp_path / "sweep.toml").write_text(text + '\ninit_from = "{out}/one"')
+    one, two = read_sweep(tmp_path / "sweep.toml", tmp_path / "runs")
+    assert two.config.init_from == str(tmp_path / "runs" / "one")
+    waiting = [one, two]
+    assert next_run(waiting, [one, two]) is one
+    assert next_run(waiting, [one, two]) is None
+    one.folder.mkdir(parents=True)
+    (one.folder / "config.json").write_text(json.dumps(one.config.to_dict()))
+    (one.folder / "result.json").write_text("{}")
+    assert next_run(waiting, [one, two]) is two
+    one.failed, waiting = True, [two]
+    assert next_run(waiting, [one, two]) is None
+    assert two.failed
+    assert not waiting
+    (tmp_path / "bad.toml").write_text(text.replace('after = ["one"]', 'after = ["three"]'))
+    with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that stand above it"):
+        read_sweep(tmp_path / "bad.toml", tmp_path)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 
@@ -10,9 +11,10 @@ import setstream as ss
 from setstream import testing
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.mil import Bags, Mil, classic, folds, read_bags
-from setstream.tasks.mil.metrics import auroc, best_threshold, bootstrap, f1, summary
+from setstream.tasks.mil.metrics import auroc, best_threshold, bootstrap, f1, intervals, summary
 from setstream.tasks.mil.models import MODELS
 from setstream.training import Encode, TrainConfig, Trainer
+from setstream.training.crossval import summarise
 
 WHOLE = ("ab-mil", "ds-mil")
 
@@ -136,3 +138,179 @@ def test_the_classic_benchmarks_are_what_they_are_known_to_be():
         bags = classic(name)
         assert (len(bags), int(bags.labels.sum())) == (count, positive)
         assert (sum(map(len, bags.bags)), bags.bags[0].shape[1]) == (instances, width)
+
+
+def tiny_backbone():
+    """Three features of an image: how much of each colour is brighter than half."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with torch.no_grad():
+        net[0].weight.copy_(torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0)) / 8)
+        net[0].bias.zero_()
+    return Scaled(net, 8)
+
+
+class Scaled(nn.Module):
+    def __init__(self, net, out_dim):
+        super().__init__()
+        self.net, self.out_dim = net, out_dim
+
+    def forward(self, x):
+        return self.net(x.to(self.net[0].weight.dtype) / 255)
+
+
+@pytest.fixture(scope="module")
+def patches(tmp_path_factory):
+    """24 bags of 20 to 60 images of 8x8 in files, half of them with one image that is redder; their features; their labels."""
+    folder = tmp_path_factory.mktemp("patches")
+    (folder / "images").mkdir()
+    (folder / "features").mkdir()
+    generator = np.random.default_rng(0)
+    net = tiny_backbone()
+    rows = ["slide_id,label"]
+    for number in range(24):
+        images = generator.integers(0, 200, (int(generator.integers(20, 60)), 3, 8, 8), dtype=np.uint8)
+        if number % 2:
+            images[3, 0] = 255
+        np.save(folder / "images" / f"bag{number:02d}.npy", images)
+        with torch.no_grad():
+            np.save(folder / "features" / f"bag{number:02d}.npy", net(torch.from_numpy(images)).numpy())
+        rows.append(f"bag{number:02d},{'tumor' if number % 2 else 'normal'}")
+    (folder / "labels.csv").write_text("\n".join(rows))
+    return folder
+
+
+def stored_task(patches, kind, **options):
+    standard = {"labels": str(patches / "labels.csv"), "positive": "tumor", "count": 3, "test_chunk": 16}
+    return Mil(data=str(patches / kind), **(standard | options))
+
+
+HEAD = {"widths": [16], "num_slots": 4, "two_stream": True}
+IMAGES = HEAD | {"backbone": f"{__name__}:tiny_backbone"}
+
+
+@pytest.mark.parametrize("gradient", ["unbiased", "importance", "exact", "subset"])
+def test_two_stages_from_stored_features_to_the_backbone(patches, tmp_path, gradient):
+    one = TrainConfig(
+        "mil", "umbc+set-transformer", model_options=HEAD, steps=60, batch=2, lr=3e-3, gradient="full", tensorboard=False
+    )
+    Trainer(stored_task(patches, "features"), one, tmp_path / "one", shown=False).run()
+    two = TrainConfig(
+        "mil",
+        "umbc+set-transformer",
+        model_options=IMAGES,
+        steps=8,
+        batch=2,
+        lr=1e-2,
+        optimizer="adamw",
+        weight_decay=1e-2,
+        schedule="cosine",
+        warmup=2,
+        gradient=gradient,
+        chunk_size=8,
+        tensorboard=False,
+        init_from=str(tmp_path / "one"),
+        freeze=["head", "encoder.pool", "encoder.phi.layers"],
+    )
+    trainer = Trainer(stored_task(patches, "images"), two, tmp_path / "two", shown=False)
+    initial = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    result = trainer.run()
+    before, after = load_file(tmp_path / "one" / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert set(after) - set(before) == {"encoder.phi.backbone.net.0.weight", "encoder.phi.backbone.net.0.bias"}
+    assert all(not torch.equal(initial[name], after[name]) for name in set(after) - set(before))
+    assert 0 <= result.metrics["auroc"] <= 1
+
+
+def test_images_served_from_files_have_the_gradient_of_images_in_memory(patches):
+    task = stored_task(patches, "images")
+    torch.manual_seed(0)
+    model = task.build("umbc+set-transformer", **IMAGES).double().eval()
+    batch = task.batch(0, 3, torch.Generator())
+    in_memory = batch | {"bags": [bag.tensor() for bag in batch["bags"]]}
+    found = []
+    for own, encode in ((batch, Encode("exact", chunk_size=7)), (in_memory, Encode("full"))):
+        model.zero_grad()
+        task.loss(model, own, encode).backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(gradient, found[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_served_bags_are_tested_like_bags_in_memory(patches):
+    task = stored_task(patches, "images")
+    model = task.build("umbc+set-transformer", **IMAGES).eval()
+    served = task.probabilities(model, task.test.bags)
+    torch.testing.assert_close(served, task.probabilities(model, task.test.tensors()))
+    whole = task.build("ab-mil", widths=[16], backbone=f"{__name__}:tiny_backbone").eval()
+    with torch.no_grad():
+        expected = torch.cat([whole([bag.tensor()]).sigmoid().mean(1) for bag in task.test.bags])
+    torch.testing.assert_close(task.probabilities(whole, task.test.bags), expected)
+
+
+def test_splits_from_a_file(patches, tmp_path):
+    names = [f"bag{number:02d}" for number in range(24)]
+    rows = [f"{name},{'train' if n < 12 else 'val' if n < 16 else 'test'}" for n, name in enumerate(names)]
+    (tmp_path / "split.csv").write_text("\n".join(["slide_id,split", *rows]))
+    task = stored_task(patches, "features", split=str(tmp_path / "split.csv"))
+    assert [len(task.train), len(task.validation), len(task.test)] == [12, 4, 8]
+    assert [bag.id for bag in task.test.bags] == names[16:]
+
+
+def test_labels_that_are_not_two_are_explained(patches):
+    with pytest.raises(DataError, match="labels 0 and 1, both of them; got normal, tumor"):
+        stored_task(patches, "features", positive=None)
+    with pytest.raises(DataError, match="got normal, tumor"):
+        stored_task(patches, "features", positive="cancer")
+    with pytest.raises(ConfigurationError, match="need a backbone"):
+        stored_task(patches, "images").build("umbc+set-transformer", **HEAD)
+
+
+def test_the_threshold_comes_from_the_validation_bags():
+    task = Mil(bags=needles(60), count=3, validation=0.25)
+    assert [len(task.train), len(task.validation), len(task.test)] == [30, 10, 20]
+    model = task.build("deepsets", widths=[8]).eval()
+    with torch.no_grad():
+        model.head.decoder[-1].bias.fill_(-9.0)  # all probabilities far below a half
+    found = task.evaluate(model)
+    expected = best_threshold(task.probabilities(model, task.validation.bags), task.validation.labels)
+    assert found["threshold"] == expected < 0.5
+    assert found["accuracy_low"] <= found["accuracy"] <= found["accuracy_high"]
+    assert task.evaluate(model, quick=True)["threshold"] == 0.5
+
+
+def test_class_weights_make_both_classes_count_alike():
+    bags = needles(40)
+    few = bags.select([i for i in range(40) if bags.labels[i] == 0 or i < 8])  # 20 negative, 4 positive
+    task = Mil(bags=few, count=2, class_weights=True)
+    share = float(task.train.labels.float().mean())
+    assert task.weights == pytest.approx((0.5 / (1 - share), 0.5 / share))
+    model = task.build("deepsets", widths=[8]).eval()
+    whole = {"bags": task.train.bags, "label": task.train.labels.float()}
+    logits = model(task.train.tensors())
+    each = nn.functional.binary_cross_entropy_with_logits(logits[:, 0], whole["label"], reduction="none")
+    balanced = (each[whole["label"] > 0].mean() + each[whole["label"] == 0].mean()) / 2
+    torch.testing.assert_close(task.loss(model, whole, Encode("full")), balanced)
+
+
+def test_intervals_cover_what_they_should():
+    """Bags drawn anew from a known distribution: 60 intervals of 90 % miss the truth at most 15 times (z below 4)."""
+    generator = torch.Generator().manual_seed(0)
+    missed = 0
+    for trial in range(60):
+        label = torch.randint(0, 2, (100,), generator=generator)
+        probability = torch.where(torch.rand(100, generator=generator) < 0.8, label, 1 - label).float()
+        found = intervals(probability, label, draws=60, seed=trial, level=0.9)
+        missed += not found["accuracy_low"] <= 0.8 <= found["accuracy_high"]
+    assert 1 <= missed <= 15
+
+
+def test_a_cross_validation_is_summed_up_by_means_and_intervals():
+    found = [{"accuracy": value, "auroc": 1.0} for value in (0.5, 0.7, 0.9, 0.7)]
+    del found[2]["auroc"]  # a fold of one class has none
+    rows = summarise(found, repeats=2)
+    values = torch.tensor([0.5, 0.7, 0.9, 0.7])
+    half = 1.96 * float(values.std()) / 2
+    assert rows["accuracy"]["mean"] == pytest.approx(0.7)
+    assert rows["accuracy"]["over_repeats"] == pytest.approx(0.1414, abs=1e-4)
+    assert (rows["accuracy"]["low"], rows["accuracy"]["high"]) == pytest.approx((0.7 - half, 0.7 + half))
+    assert "auroc" not in rows

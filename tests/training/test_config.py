@@ -20,7 +20,7 @@ def config(**options):
         ({"steps": 0}, "at least 1"),
         ({"lr": -1.0}, "lr must be positive"),
         ({"gradient": "some"}, "gradient must be one of"),
-        ({"optimizer": "sgd"}, "optimizer must be one of"),
+        ({"optimizer": "lion"}, "optimizer must be one of"),
         ({"amp": "fp8"}, "amp must be one of"),
         ({"gradient": "none"}, "trains nothing; got gradient"),
         ({"clip": 0.0}, "clip must be positive"),

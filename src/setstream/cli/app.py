@@ -79,7 +79,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sets in a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="adam or adamw.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="adam, adamw or sgd.")] = None,
     schedule: Annotated[str | None, typer.Option(help="constant, step or cosine.")] = None,
     gradient: Annotated[
         str | None, typer.Option(help="full, exact, unbiased, importance or subset: see docs/gradients.md.")
@@ -127,8 +127,8 @@ def train(
 
 
 @app.command(
-    epilog="[bold]Example[/bold]\n\nsetstream crossval mil umbc+set-transformer --out runs/musk1-umbc -o task.data=musk1 "
-    "-o steps=3300 -o batch=1 -o gradient=full"
+    epilog="[bold]Example[/bold]\n\n"
+    "setstream crossval mil umbc+set-transformer --config sweeps/mil/musk1.toml --out runs/musk1-umbc"
 )
 def crossval(
     task: Annotated[str, typer.Argument(help="A task that takes fold, count and repeat.")],
@@ -144,7 +144,7 @@ def crossval(
     """Cross-validate a model; resumable, a fold at a time."""
     from rich.progress import Progress
 
-    from setstream.training.crossval import cross_validate
+    from setstream.training.crossval import cross_validate, summarise
 
     chosen = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
     with Progress(console=console) as bar:
@@ -157,15 +157,9 @@ def crossval(
             repeats=repeats,
             progress=lambda done, total: bar.update(row, completed=done, total=total),
         )
-    import torch
-
-    rows = Table("metric", "mean over repeats", "± over repeats", box=None)
-    for name in found[0]:
-        values = torch.tensor([metrics[name] for metrics in found if name in metrics])
-        if len(values) == folds * repeats:
-            means = values.view(repeats, folds).mean(1)
-            spread = f"{float(means.std()):.4f}" if repeats > 1 else ""
-            rows.add_row(name, f"{float(means.mean()):.4f}", spread)
+    rows = Table("metric", "mean", "± over repeats", "95 % interval", box=None)
+    for name, own in summarise(found, repeats).items():
+        rows.add_row(name, f"{own['mean']:.4f}", f"{own['over_repeats']:.4f}", f"{own['low']:.4f} .. {own['high']:.4f}")
     console.print(rows)
 
 
@@ -278,7 +272,7 @@ def report(
     console.print(f"{len(runs)} runs: {out}", highlight=False)
 
 
-BENCHMARKS = ("pooling", "step", "memory", "variance", "encode")
+BENCHMARKS = ("pooling", "step", "memory", "variance", "encode", "finetune_memory")
 
 
 @app.command(
@@ -287,7 +281,7 @@ BENCHMARKS = ("pooling", "step", "memory", "variance", "encode")
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="pooling, step, memory, variance or encode.")],
+    name: Annotated[str, typer.Argument(help="pooling, step, memory, variance, encode or finetune_memory.")],
     folder: Annotated[Path, typer.Option(help="Where the benchmarks are: in a checkout of setstream.")] = Path("benchmarks"),
 ) -> None:
     """Run one of the benchmarks; further options are its own."""

@@ -5,6 +5,8 @@
     name = "umbc-seed-1"
     model = "umbc+set-transformer"
     seed = 1
+    after = ["umbc-seed-0"]             optional: the runs that must be done before it
+    init_from = "{out}/umbc-seed-0"     {out} is the folder of the sweep
 
 Finished runs are skipped and others resumed: a sweep that was stopped, in whatever way, is started again by the same command.
 """
@@ -17,7 +19,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ class Run:
     name: str
     config: TrainConfig
     folder: Path
+    after: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
     failed: bool = False
 
@@ -67,19 +70,43 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
     if unknown or not isinstance(options.get("runs"), list) or not options["runs"]:
         raise ConfigurationError(f"{file} must hold [defaults] (optional) and a list of [[runs]], each with a name")
     defaults: dict[str, Any] = options.get("defaults", {})
-    runs = []
+    runs: list[Run] = []
     for own in options["runs"]:
         if "name" not in own:
             raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {own}")
-        name = own["name"]
-        config = TrainConfig.from_dict(merge(defaults, {key: value for key, value in own.items() if key != "name"}))
-        runs.append(Run(name, config, out / name))
+        name, after = own["name"], own.get("after", [])
+        unknown = set(after) - {run.name for run in runs}
+        if unknown:
+            raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that stand above it")
+        changes = {key: value for key, value in own.items() if key not in ("name", "after")}
+        runs.append(Run(name, TrainConfig.from_dict(_placed(merge(defaults, changes), out)), out / name, after))
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ConfigurationError(
             f"the names of runs must differ: {sorted({n for n in names if names.count(n) > 1})} are given twice"
         )
     return runs
+
+
+def _placed(value: Any, out: Path) -> Any:
+    """Options with the sweep's folder in the place of {out}."""
+    if isinstance(value, dict):
+        return {name: _placed(own, out) for name, own in value.items()}
+    return value.replace("{out}", str(out)) if isinstance(value, str) else value
+
+
+def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
+    """The first that waits for nothing; one that waits for a failed run has failed with it."""
+    by_name = {run.name: run for run in runs}
+    for run in list(waiting):
+        before = [by_name[name] for name in run.after]
+        if any(own.failed for own in before):
+            run.failed = True
+            waiting.remove(run)
+        elif all(own.done for own in before):
+            waiting.remove(run)
+            return run
+    return None
 
 
 def start(run: Run, threads: int) -> None:
@@ -110,7 +137,8 @@ def table(runs: list[Run]) -> Group:
         rows.add_row(run.name, run.config.model, run.config.gradient, step, loss, shown, style=color)
         if run.failed:
             log = run.folder / "log.txt"
-            problems.append(f"[red]{run.name} failed[/red], see {log}: " + escape("\n".join(log.read_text().splitlines()[-2:])))
+            last = escape("\n".join(log.read_text().splitlines()[-2:])) if log.exists() else "a run before it failed"
+            problems.append(f"[red]{run.name} failed[/red], see {log}: {last}")
     return Group(rows, *problems)
 
 
@@ -124,8 +152,7 @@ def run_sweep(runs: list[Run], jobs: int, threads: int, console: Console) -> int
     try:
         with Live(table(runs), console=console, refresh_per_second=1, transient=False) as live:
             while (waiting or active) and not asked:
-                while waiting and len(active) < jobs:
-                    run = waiting.pop(0)
+                while len(active) < jobs and (run := next_run(waiting, runs)) is not None:
                     start(run, threads)
                     active.append(run)
                 time.sleep(1)

@@ -10,7 +10,11 @@ from setstream.report.page import Page
 from setstream.report.runs import FinishedRun, by_label, find_runs, mean_and_spread
 
 #: Tasks with a page of their own; the metrics of others stand in a table.
-EVIDENCE = {"clustering": "setstream.report.clustering", "completion": "setstream.report.completion"}
+EVIDENCE = {
+    "clustering": "setstream.report.clustering",
+    "completion": "setstream.report.completion",
+    "needles": "setstream.report.needles",
+}
 
 
 def write_report(folders: list[Path], out: Path) -> list[FinishedRun]:

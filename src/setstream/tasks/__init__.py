@@ -12,6 +12,8 @@ TASKS = {
     "clustering": "setstream.tasks.clustering:Clustering",
     "completion": "setstream.tasks.completion:Completion",
     "mil": "setstream.tasks.mil:Mil",
+    "needles": "setstream.tasks.mil.needles:Needles",
+    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.tasks import task_class
-from setstream.training.checkpoint import Checkpoints, load_weights
+from setstream.training.checkpoint import load_weights, weights_of
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
 
@@ -31,11 +31,5 @@ def read_run(folder: Path) -> TrainConfig:
 def trained_model(folder: Path, task: Task, config: TrainConfig) -> SetModel:
     """The model of a run, in eval mode: as it ended, or as its last checkpoint has it."""
     model = task.build(config.model, **config.model_options)
-    weights = folder / "model.safetensors"
-    if not weights.exists():
-        steps = Checkpoints(folder / "checkpoints").steps()
-        if not steps:
-            raise ConfigurationError(f"{folder} has neither a finished model nor a checkpoint yet")
-        weights = folder / "checkpoints" / f"step-{steps[-1]:08d}" / "weights.safetensors"
-    load_weights(model, weights)
+    load_weights(model, weights_of(folder))
     return model.eval()

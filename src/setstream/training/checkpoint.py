@@ -43,6 +43,18 @@ def load_weights(model: nn.Module, path: Path) -> None:
         raise ConfigurationError(f"the weights in {path} are not those of this model: {error}") from error
 
 
+def weights_of(place: Path) -> Path:
+    """The file of weights at a place: the file itself, or a run's weights as it ended, or as its last checkpoint has them."""
+    if place.is_file():
+        return place
+    if (place / "model.safetensors").exists():
+        return place / "model.safetensors"
+    steps = Checkpoints(place / "checkpoints").steps()
+    if not steps:
+        raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
+    return place / "checkpoints" / f"step-{steps[-1]:08d}" / "weights.safetensors"
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from setstream.encode import GRADIENTS
 from setstream.errors import ConfigurationError
 
-OPTIMIZERS = ("adam", "adamw")
+OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "step", "cosine")
 PARALLEL = ("data", "set")
 AMP = ("none", "bf16")
@@ -41,7 +41,7 @@ class TrainConfig:
     optimizer: str = "adam"
     lr: float = 1e-3
     weight_decay: float = 0.0
-    beta1: float = 0.9
+    beta1: float = 0.9  # of sgd, the momentum
     beta2: float = 0.999
     schedule: str = "step"  # constant; step: times drop_factor at drop_at; cosine: down to lr · final_factor
     drop_at: float = 0.7
@@ -53,6 +53,10 @@ class TrainConfig:
     gradient: str = "unbiased"
     chunk_size: int = 8
     grad_chunks: int = 1
+
+    init_from: str | None = None  # a run folder or a file of weights to begin with
+    freeze: list[str] = field(default_factory=list)  # beginnings of names of parameters that stay as they are
+    select: str | None = None  # end with the weights whose evaluation on the way had the largest value of this metric
 
     seed: int = 0
     device: str = "auto"

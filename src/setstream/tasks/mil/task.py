@@ -1,47 +1,95 @@
 """Multiple instance learning: a label for each bag, none for its instances.
 
-loss = mean over the streams of BCE(logit, label)          p = mean over the streams of sigmoid(logit)
+loss = mean over the streams of w_y BCE(logit, y)          p = mean over the streams of sigmoid(logit),   ŷ = [p ≥ τ]
+
+w_y is one, or n / (2 n_y) where classes are balanced. τ is 0.5, or the best threshold on the validation bags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import setstream.data as stored_sets
+from setstream.encode import encode as encode_sets
 from setstream.model import SetModel
-from setstream.tasks.mil.bags import Bags, classic, folds
-from setstream.tasks.mil.metrics import summary
+from setstream.partition import Chunks
+from setstream.tasks.mil.bags import CLASSIC, Bags, classic, folds, stored
+from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
+Bag = Tensor | stored_sets.SetSource
+#: With fewer test bags an interval says nothing.
+ENOUGH = 20
+
 
 class Mil(Task):
-    """A classic benchmark, one fold of a cross-validation.
+    """Bags with labels: a classic benchmark, or files of features or images of your own.
 
-    data:         musk1, musk2, elephant or ucsb.
-    fold, count:  which of how many folds is held out; repeat: another way of folding.
+    data:           musk1, musk2, elephant or ucsb; or a path that `ss.data.open` knows: features of slides, folders of images.
+    labels:         of such files: a CSV with ids and labels; positive: the label that counts as 1, where labels have names.
+    split:          a CSV that says what is train, val and test; without one, folds:
+    fold, count:    which of how many folds is held out; repeat: another way of folding.
+    validation:     share of the training bags that chooses the threshold, and what a run's `select` looks at.
+    class_weights:  weigh both classes alike, however many bags they have.
+    test_chunk:     instances at a time in a test.
+
+    Features in memory are standardised by those of the training bags; those in files are taken as they are.
+    Instances that are images are served from their files chunk by chunk, and never in memory as a whole.
     """
 
     name = "mil"
-    summary = "multiple instance learning on bags: classic benchmarks in cross-validation (accuracy, AUROC, F1)"
+    summary = "multiple instance learning on bags: classic benchmarks, slides (accuracy, AUROC, F1)"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
-    def __init__(self, data: str = "musk1", fold: int = 0, count: int = 10, repeat: int = 0, bags: Bags | None = None) -> None:
-        self.data, self.fold, self.count, self.repeat = data, fold, count, repeat
-        everything = classic(data) if bags is None else bags
-        held_out = folds(everything.labels, count, seed=mix(repeat, 7) % 2**32)[fold]
-        rest = [i for i in range(len(everything)) if i not in set(held_out)]
-        train, test = everything.select(rest), everything.select(held_out)
-        self.train, self.test = train.standardised(train), test.standardised(train)
+    def __init__(
+        self,
+        data: str = "musk1",
+        labels: str | None = None,
+        split: str | None = None,
+        positive: str | None = None,
+        fold: int = 0,
+        count: int = 10,
+        repeat: int = 0,
+        validation: float = 0.0,
+        class_weights: bool = False,
+        test_chunk: int = 256,
+        bags: Bags | None = None,
+    ) -> None:
+        self.data, self.fold, self.count, self.repeat, self.test_chunk = data, fold, count, repeat, test_chunk
+        own = bags is None and data not in CLASSIC and ("/" in data or labels is not None or split is not None)
+        sets, everything = stored(data, labels, positive) if own else (None, classic(data) if bags is None else bags)
+        chosen: dict[str, list[int]] = {}
+        if split is not None and sets is not None:
+            places = {name: number for number, name in enumerate(sets.ids)}
+            chosen = {name: [places[own] for own in part.ids] for name, part in sets.split(split).items()}
+        else:
+            chosen["test"] = folds(everything.labels, count, seed=mix(repeat, 7) % 2**32)[fold]
+        held_out = {number for part in ("test", "val") for number in chosen.get(part, [])}
+        rest = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
+        if validation:
+            parts = folds(everything.labels[rest], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
+            chosen["val"] = [rest[number] for number in parts[0]]
+            rest = [number for number in rest if number not in set(chosen["val"])]
+        self.train, self.test = everything.select(rest), everything.select(chosen.get("test", chosen.get("val", [])))
+        self.validation = everything.select(chosen["val"]) if "val" in chosen else None
+        if isinstance(self.train.bags[0], Tensor):
+            train = self.train
+            self.train, self.test = train.standardised(train), self.test.standardised(train)
+            self.validation = self.validation and self.validation.standardised(train)
+        positive_share = float(self.train.labels.float().mean())
+        self.weights = (0.5 / (1 - positive_share), 0.5 / positive_share) if class_weights else (1.0, 1.0)
 
     def build(self, model: str, **options: Any) -> SetModel:
-        """One of the models, for features of this width."""
-        return super().build(model, **({"in_dim": self.train.bags[0].shape[1]} | options))
+        """One of the models, for instances like these."""
+        shape = self.train.shape()
+        return super().build(model, **({"in_dim": shape[0] if len(shape) == 1 else None} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Bags in an order that is drawn anew for every epoch."""
@@ -55,17 +103,58 @@ class Mil(Task):
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """Cross-entropy of every stream, averaged."""
-        logits = model.head(encode(model.encoder, batch["bags"]))
-        return F.binary_cross_entropy_with_logits(logits, batch["label"].unsqueeze(1).expand_as(logits))
+        label = batch["label"].unsqueeze(1)
+        seen = encode.chunk_size * encode.grad_chunks if encode.gradient == "subset" else None
+        whole = encode.gradient == "full" or not model.encoder.pool.consistent
+        sets = as_sets(batch["bags"], encode.chunk_size, model.encoder.home(), whole=whole, seen=seen)
+        logits = model.head(encode(model.encoder, sets))
+        weight = torch.where(label > 0, self.weights[1], self.weights[0]).expand_as(logits)
+        return F.binary_cross_entropy_with_logits(logits, label.expand_as(logits), weight)
 
     @torch.no_grad()
-    def probabilities(self, model: SetModel, bags: list[Tensor]) -> Tensor:
-        """p of each bag, whole bags at a time."""
-        device = next(model.parameters()).device
-        return torch.cat([model([bag.to(device)]).sigmoid().mean(1).cpu() for bag in bags])
+    def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
+        """p of each bag; in chunks, unless the model needs whole bags."""
+        encoder, whole = model.encoder, not model.encoder.pool.consistent
+        found = []
+        for bag in bags:
+            sets = as_sets([bag], self.test_chunk, encoder.home(), whole=whole, shuffle=False)
+            chunk_size = len(sets[0]) if whole and isinstance(sets, list) else self.test_chunk
+            z = encode_sets(encoder, sets, chunk_size=max(1, chunk_size), gradient="none")
+            found.append(model.head(z).sigmoid().mean(1).cpu())
+        return torch.cat(found)
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
-        """Accuracy, AUROC and F1 on the fold that is held out."""
+        """Accuracy, AUROC and F1 on held-out bags; while training goes on, on the validation bags if there are some."""
+        if quick and self.validation is not None:
+            return summary(self.probabilities(model, self.validation.bags), self.validation.labels)
+        threshold = 0.5
+        if self.validation is not None:
+            threshold = best_threshold(self.probabilities(model, self.validation.bags), self.validation.labels)
         probability = self.probabilities(model, self.test.bags)
-        found = summary(probability, self.test.labels)
+        found = summary(probability, self.test.labels, threshold)
+        if not quick and len(self.test) >= ENOUGH:
+            found |= intervals(probability, self.test.labels, threshold)
         return found | {"error": 1 - found["accuracy"], "bags": float(len(self.test))}
+
+
+def as_sets(
+    bags: Sequence[Bag],
+    chunk_size: int,
+    home: torch.device | None,
+    *,
+    whole: bool = False,
+    seen: int | None = None,
+    shuffle: bool = True,
+) -> list[Tensor] | Chunks:
+    """Bags as `encode` takes them: tensors and files of features in memory, files of images in chunks, of contiguous blocks.
+
+    whole: images in memory, too; seen: as many random instances of each file, and no more; shuffle: blocks in random order.
+    """
+    sources = [bag for bag in bags if not isinstance(bag, Tensor)]
+    if sources and seen is not None:
+        chosen = [torch.randperm(len(source))[:seen].sort().values for source in sources]
+        return [source.take(own).to(home) for source, own in zip(sources, chosen, strict=True)]
+    if sources and not whole and len(sources[0].shape) > 1:
+        partition = "blocks" if shuffle else "contiguous"
+        return stored_sets.SetLoader(stored_sets.SetDataset([]), 1, chunk_size, partition=partition).collate(sources).sets
+    return [bag.to(home) if isinstance(bag, Tensor) else bag.tensor().to(home) for bag in bags]

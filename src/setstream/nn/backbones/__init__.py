@@ -1,0 +1,65 @@
+"""Backbones by name: from images (n, 3, H, W) to features (n, out_dim), each image for itself.
+
+>>> import torch
+>>> net = backbone("resnet18", width=8)
+>>> net(torch.rand(2, 3, 64, 64)).shape, net.out_dim
+(torch.Size([2, 256]), 256)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from setstream.errors import ConfigurationError
+from setstream.nn.backbones.base import Backbone
+from setstream.nn.backbones.efficientnet_lite import efficientnet_lite0
+from setstream.nn.backbones.resnet import resnet18
+from setstream.nn.backbones.small import small
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "efficientnet-lite0": efficientnet_lite0,
+    "small": small,
+}
+
+
+def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn.Module:
+    """A backbone of ours, or your own as `package.module:function`.
+
+    weights:  a file, or the weights of a run whose model began with this backbone (its model.safetensors), or a name that the
+              backbone knows (efficientnet-lite0: "imagenet"); None: random.
+    options:  of the backbone.
+
+    Your function takes `weights` (if you give any) and the options, and gives a module with an attribute `out_dim`. It gets
+    images (n, 3, H, W) as they come: bytes, or floats in [0, 1].
+    """
+    given = options if weights is None else {"weights": weights, **options}
+    build = BACKBONES.get(name) or _imported(name)
+    try:
+        made = build(**given)
+    except TypeError as error:
+        raise ConfigurationError(f"the backbone {name} does not take these options ({given}): {error}") from error
+    if not isinstance(made, nn.Module) or not isinstance(getattr(made, "out_dim", None), int):
+        raise ConfigurationError(f"{name} must give a torch.nn.Module with a number out_dim; it gave a {type(made).__name__}")
+    return made
+
+
+def _imported(name: str) -> Callable[..., nn.Module]:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ConfigurationError(
+            f"unknown backbone {name!r}: choose one of {', '.join(BACKBONES)}, or give your own as package.module:function"
+        )
+    try:
+        found: Callable[..., nn.Module] = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"the backbone {name!r} cannot be imported: {error}") from error
+    return found
+
+
+__all__ = ["BACKBONES", "Backbone", "backbone"]

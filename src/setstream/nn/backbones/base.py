@@ -1,0 +1,77 @@
+"""What every backbone is: a network from images to vectors, each image for itself.
+
+    x (n, 3, H, W), floats in [0, 1] or bytes  --(x - mean) / std-->  net  -->  (n, out_dim)
+
+A backbone stands at the beginning of phi, so it must look at one image at a time: no batch norm that learns. Ours have none.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError, DataError, ShapeError
+
+#: How a model of `setstream.tasks.mil` calls the network of its backbone.
+OF_A_RUN = "encoder.phi.backbone.net."
+
+
+class Backbone(nn.Module):
+    """Images (n, 3, H, W), in [0, 1] or as bytes, to features (n, out_dim)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, net: nn.Module, out_dim: int, mean: tuple[float, ...] = (0.0, 0.0, 0.0), std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    ) -> None:
+        super().__init__()
+        self.net, self.out_dim = net, out_dim
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of every image."""
+        if x.dim() != 4 or x.shape[1] != 3:
+            raise ShapeError(f"a backbone takes images (n, 3, height, width); got {tuple(x.shape)}")
+        if x.dtype == torch.uint8:
+            x = x.to(self.mean.dtype) / 255
+        features: Tensor = self.net((x.to(self.mean.dtype) - self.mean) / self.std)
+        return features
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file by name; wrappers (`state_dict`, `module.`) are taken off.
+
+    Of the weights of a run, those of its model's backbone.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file of weights")
+    try:
+        found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path}: is no file of weights that can be read: {error}") from error
+    except Exception as error:  # the unpickler has errors of its own
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise DataError(f"{path}: holds more than tensors, and nothing else is read: {error}") from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
+            found = found[wrapper]
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise DataError(f"{path}: expected tensors by name; it holds a {type(found).__name__}")
+    if any(name.startswith(OF_A_RUN) for name in found):
+        found = {name.removeprefix(OF_A_RUN): tensor for name, tensor in found.items() if name.startswith(OF_A_RUN)}
+    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
+
+
+def load_tensors(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Put tensors into a network, all of them into all of it, or say which do not fit."""
+    try:
+        net.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ConfigurationError(f"the weights in {path} are not those of this network: {error}") from error

