@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--gradient", default="unbiased", help="of the models that see multisets")
     parser.add_argument("--bert", default="minilm")
-    parser.add_argument("--largest-whole", type=int, default=20_000, help="most words for tobert and longformer")
+    parser.add_argument("--largest-whole", type=int, default=4000, help="most words for tobert and longformer: some gigabytes")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -408,9 +408,29 @@ def test_tobert_reads_segments(task, bert):
         model(task, "tobert", segment=39)
 
 
+@pytest.mark.parametrize("name", ["tobert", "longformer"])
+def test_no_more_than_the_longest_is_read(task, name):
+    own, document = model(task, name, longest=10).double(), task.tokens.document(0)
+    assert len(document) > 10
+    torch.testing.assert_close(task.logits(own, [document]), task.logits(own, [document[:10]]))
+    assert not torch.allclose(task.logits(own, [document]), task.logits(own, [document[:9]]))
+
+
 def test_gradients_are_exact_in_chunks(task):
     own = model(task, "umbc+bert").train()
     ss.testing.check_exact_gradient(own.encoder, [task.tokens.document(number) for number in (0, 1)], chunk_size=7)
+
+
+@pytest.mark.parametrize("name", CONSISTENT)
+def test_no_more_than_a_piece_of_a_document_is_in_memory(task, name):
+    """phi sees 2^22 numbers at a time, 4 for each of the 16 of a word and its id, or 100 words with a graph."""
+    own, seen = model(task, name).train(), []
+    own.encoder.phi.register_forward_hook(lambda module, given, found: seen.append((len(found), found.requires_grad)))
+    long = torch.randint(5, 65, (150_000,))
+    task.loss(own, {"words": [long], "labels": torch.zeros(1, 5)}, Encode("unbiased", 100)).backward()
+    assert sum(size for size, graph in seen if not graph) >= 149_900
+    assert max(size for size, graph in seen if not graph) <= 2**22 // 65
+    assert [size for size, graph in seen if graph] == [100]
 
 
 def test_stage_one_trains_all_but_bert(task):

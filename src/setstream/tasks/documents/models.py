@@ -71,7 +71,8 @@ def document_model(parts: Parts) -> Callable[..., SetModel]:
 
 def deepsets(read: Pretrained, labels: int, dropout: float, pool: str = "mean") -> tuple[Pool, nn.Module]:
     """Mean pooling, three layers."""
-    return DeepSets(pool), three_layers(read.words.shape[1], labels, dropout)
+    width = read.words.shape[1]
+    return DeepSets(pool, width), three_layers(width, labels, dropout)
 
 
 def sse(
@@ -107,16 +108,27 @@ def umbc_bert(
 
 
 def tobert(
-    read: Pretrained, labels: int, dropout: float, segment: int = 200, layers: int = 2, heads: int = 4
+    read: Pretrained,
+    labels: int,
+    dropout: float,
+    segment: int = 200,
+    layers: int = 2,
+    heads: int = 4,
+    longest: int | None = None,
 ) -> tuple[Pool, nn.Module]:
-    """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs."""
-    reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads)
+    """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs.
+
+    longest: read no more words than these, where memory does not suffice for all.
+    """
+    reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads, longest)
     return ChunkMean(reader, reader.language.width), classifier(reader.language.width, labels, dropout)
 
 
-def longformer(read: Pretrained, labels: int, dropout: float, window: int = 256) -> tuple[Pool, nn.Module]:
-    """A Longformer made of the same BERT, reading the whole document."""
-    reader = WholeReader(Longformer(read.model, window), read.first, read.last)
+def longformer(
+    read: Pretrained, labels: int, dropout: float, window: int = 256, longest: int | None = None
+) -> tuple[Pool, nn.Module]:
+    """A Longformer made of the same BERT, reading the whole document; or its `longest` first words, where memory is short."""
+    reader = WholeReader(Longformer(read.model, window), read.first, read.last, longest)
     return ChunkMean(reader, reader.language.width), classifier(reader.language.width, labels, dropout)
 
 

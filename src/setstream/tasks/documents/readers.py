@@ -41,11 +41,13 @@ class SlotReader(nn.Module):
 class SegmentReader(nn.Module):
     """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
 
-    def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
+    def __init__(
+        self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int, longest: int | None
+    ) -> None:
         super().__init__()
         if not 1 <= segment <= language.longest - 2:
             raise ConfigurationError(f"a segment has 1 to {language.longest - 2} words in this model; got {segment}")
-        self.language, self.segment = language, segment
+        self.language, self.segment, self.longest = language, segment, longest
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
         width = language.width
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
@@ -53,8 +55,8 @@ class SegmentReader(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, width) of words (B, n, width), real ones first."""
+        x, mask = beginning(x, mask, self.longest)
         batch, size = x.shape[:2]
-        mask = torch.ones(batch, size, dtype=torch.bool, device=x.device) if mask is None else mask
         count = math.ceil(size / self.segment)
         padding = count * self.segment - size
         own = F.pad(mask, (0, padding)).unflatten(1, (count, self.segment))  # (B, S, segment)
@@ -72,16 +74,21 @@ class SegmentReader(nn.Module):
 class WholeReader(nn.Module):
     """All words of a document through a Longformer."""
 
-    def __init__(self, language: Longformer, first: Tensor, last: Tensor) -> None:
+    def __init__(self, language: Longformer, first: Tensor, last: Tensor, longest: int | None) -> None:
         super().__init__()
-        self.language = language
+        self.language, self.longest = language, longest
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, width) of words (B, n, width), real ones first."""
-        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-        pooled: Tensor = self.language(*framed(x, mask, self.first, self.last))[1]
+        pooled: Tensor = self.language(*framed(*beginning(x, mask, self.longest), self.first, self.last))[1]
         return pooled
+
+
+def beginning(x: Tensor, mask: Tensor | None, longest: int | None) -> tuple[Tensor, Tensor]:
+    """The first `longest` words of documents (None: all), and which of them are real."""
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    return x[:, :longest], mask[:, :longest]
 
 
 def places(count: int, width: int) -> Tensor:
