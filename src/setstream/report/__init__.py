@@ -13,6 +13,7 @@ from setstream.report.runs import FinishedRun, by_label, find_runs, mean_and_spr
 EVIDENCE = {
     "clustering": "setstream.report.clustering",
     "completion": "setstream.report.completion",
+    "documents": "setstream.report.documents",
     "needles": "setstream.report.needles",
 }
 

@@ -10,6 +10,7 @@ from setstream.training.task import Task
 TASKS = {
     "clustering": "setstream.tasks.clustering:Clustering",
     "completion": "setstream.tasks.completion:Completion",
+    "documents": "setstream.tasks.documents:Documents",
     "mil": "setstream.tasks.mil:Mil",
     "needles": "setstream.tasks.mil.needles:Needles",
     "other-classes": "setstream.tasks.mil.needles:OtherClasses",

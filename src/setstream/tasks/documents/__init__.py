@@ -1,0 +1,6 @@
+"""Long documents: a set encoder in front of a pretrained language model."""
+
+from setstream.tasks.documents.models import MODELS
+from setstream.tasks.documents.task import CORPORA, Documents
+
+__all__ = ["CORPORA", "MODELS", "Documents"]

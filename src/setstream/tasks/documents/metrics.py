@@ -1,0 +1,68 @@
+"""F1 of many labels at once, from scores and truths (D, L).
+
+    micro   2 TP / (2 TP + FP + FN)      counts over all documents and labels
+    macro   the mean over labels of each label's own F1; a label that is neither there nor predicted counts 0
+
+Intervals are those of documents drawn anew: a draw is how often each document came, w (D,), and TP of a label is w · tp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Micro and macro F1 of bool (D, L); with weights (R, D) of documents, R of each.
+
+    >>> micro, macro = f1_scores(torch.tensor([[True, False], [True, True]]), torch.tensor([[True, False], [False, True]]))
+    >>> round(float(micro), 3), round(float(macro), 3)
+    (0.8, 0.833)
+    """
+    weight = torch.ones(1, len(truth)) if weight is None else weight
+    hits = weight @ (predicted & truth).float()  # (R, L)
+    total = weight @ (predicted.float() + truth.float())  # 2 TP + FP + FN
+    micro = 2 * hits.sum(1).double() / total.sum(1).double().clamp(min=1)
+    macro = (2 * hits.double() / total.double().clamp(min=1)).mean(1)
+    return (micro, macro) if len(weight) > 1 else (micro[0], macro[0])
+
+
+def best_threshold(scores: Tensor, truth: Tensor) -> float:
+    """The threshold with the highest micro F1: between two neighbouring scores.
+
+    >>> round(best_threshold(torch.tensor([[0.9, 0.2], [0.3, 0.1]]), torch.tensor([[True, False], [True, False]])), 3)
+    0.25
+    """
+    order = scores.flatten().double().sort(descending=True)
+    hits = truth.flatten()[order.indices].double().cumsum(0)
+    taken = torch.arange(1, len(hits) + 1, dtype=torch.float64)
+    micro = 2 * hits / (taken + truth.sum())
+    values = order.values
+    ends = torch.cat([values[1:] < values[:-1], torch.tensor([True])])  # equal scores are taken together
+    best = int(micro.masked_fill(~ends, -1.0).argmax())
+    below = float(values[best + 1]) if best + 1 < len(values) else 0.0
+    return (float(values[best]) + below) / 2
+
+
+def intervals(predicted: Tensor, truth: Tensor, draws: int = 1000, seed: int = 0, level: float = 0.95) -> dict[str, float]:
+    """Where micro and macro F1 lie with documents drawn anew: `micro_f1_low`, `micro_f1_high` and so on."""
+    generator = torch.Generator().manual_seed(seed)
+    found: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, draws, 100):
+        index = torch.randint(len(truth), (min(100, draws - start), len(truth)), generator=generator)
+        weight = torch.zeros(index.shape).scatter_add_(1, index, torch.ones(index.shape))
+        found.append(f1_scores(predicted, truth, weight))
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    result = {}
+    for name, values in zip(("micro_f1", "macro_f1"), zip(*found, strict=True), strict=True):
+        result[f"{name}_low"], result[f"{name}_high"] = torch.quantile(torch.cat(values), ends).tolist()
+    return result
+
+
+def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]:
+    """Micro and macro F1 at 0.5 and at a threshold that was tuned elsewhere."""
+    found: dict[str, float] = {}
+    for suffix, own in (("", 0.5), ("_tuned", threshold)):
+        micro, macro = f1_scores(scores >= own, truth)
+        found |= {f"micro_f1{suffix}": float(micro), f"macro_f1{suffix}": float(macro)}
+    return found | {"threshold": threshold}

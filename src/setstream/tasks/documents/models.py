@@ -1,0 +1,141 @@
+"""Document classifiers by name, each as the paper's appendix builds it.
+
+    token ids --word vectors, layer norm, two layers--> features --pool--> z --decoder--> a logit for each label
+
+Word vectors are those of the pretrained model; `words` says whether they learn. deepsets, sse and umbc+bert see a document as
+a multiset of words and do not care how it is cut. tobert and longformer read words in order and need the whole document: their
+phi is the table of words alone, they stand in `ChunkMean`, and train with full gradients.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
+from setstream.model import SetModel
+from setstream.nn.mlp import mlp
+from setstream.pool import Pool
+from setstream.pools import SSE, UMBC, ChunkMean, DeepSets
+from setstream.tasks.documents.language import Language, Pretrained, read_pretrained
+from setstream.tasks.documents.longformer import Longformer
+from setstream.tasks.documents.readers import SegmentReader, SlotReader, WholeReader
+
+SLOTS, SLOT_DIM, DROPOUT = 256, 128, 0.1
+WORDS = ("learned", "frozen")
+
+
+def table(words: Tensor, kind: str) -> nn.Embedding:
+    """The vectors of all words, learned on or frozen."""
+    if kind not in WORDS:
+        raise ConfigurationError(f"words are {' or '.join(WORDS)}; got {kind!r}")
+    return nn.Embedding.from_pretrained(words.clone(), freeze=kind == "frozen")
+
+
+def features(words: Tensor, kind: str) -> nn.Sequential:
+    """phi of the models that see multisets: the table, a layer norm, two layers."""
+    width = words.shape[1]
+    return nn.Sequential(OrderedDict(words=table(words, kind), norm=nn.LayerNorm(width), layers=mlp([width] * 3)))
+
+
+def classifier(width: int, labels: int, dropout: float) -> nn.Sequential:
+    """Dropout and a linear layer."""
+    return nn.Sequential(nn.Dropout(dropout), nn.Linear(width, labels))
+
+
+def three_layers(width: int, labels: int, dropout: float) -> nn.Sequential:
+    """The decoder of DeepSets and SSE."""
+    return nn.Sequential(mlp([width] * 3, dropout), nn.Linear(width, labels))
+
+
+# what was read, the number of labels, dropout, options -> the pool, and the decoder behind it
+Parts = Callable[..., tuple[Pool, nn.Module]]
+
+
+def document_model(parts: Parts) -> Callable[..., SetModel]:
+    """A builder of models that differ in their pool and its decoder only; it has the docstring of `parts`."""
+
+    def build(labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any) -> SetModel:
+        read = read_pretrained(bert)
+        pool, decoder = parts(read, labels, dropout, **options)
+        phi = features(read.words, words) if pool.consistent else nn.Sequential(OrderedDict(words=table(read.words, words)))
+        return SetModel(SetEncoder(phi, pool), decoder)
+
+    build.__doc__ = parts.__doc__
+    return build
+
+
+def deepsets(read: Pretrained, labels: int, dropout: float, pool: str = "mean") -> tuple[Pool, nn.Module]:
+    """Mean pooling, three layers."""
+    width = read.words.shape[1]
+    return DeepSets(pool, width), three_layers(width, labels, dropout)
+
+
+def sse(
+    read: Pretrained, labels: int, dropout: float, num_slots: int = SLOTS, normalise: bool = True, **options: Any
+) -> tuple[Pool, nn.Module]:
+    """The Slot Set Encoder, the mean of its slots, three layers.
+
+    Without normalise the weights of a word sum to one over the slots (slot-sigmoid), so the mean over the slots would be a
+    mere sum of the words.
+    """
+    width = read.words.shape[1]
+    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
+    pool = SSE(width, num_slots, normalise=normalise, **(defaults | options))
+    return pool, three_layers(width, labels, dropout)
+
+
+def umbc_bert(
+    read: Pretrained, labels: int, dropout: float, num_slots: int = SLOTS, pooled: str = "cls", **options: Any
+) -> tuple[Pool, nn.Module]:
+    """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
+
+    pooled: cls, or the mean over the slots. With one head, `normalise` changes nothing behind the layer norm.
+    """
+    language = Language(read.model, positions=False, pooled=pooled == "cls")
+    if num_slots + 1 > language.longest:
+        raise ConfigurationError(
+            f"this model reads [CLS] and at most {language.longest - 1} slots; got num_slots = {num_slots}"
+        )
+    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
+    pool = UMBC(language.width, num_slots, **(defaults | options))
+    reader = SlotReader(language, read.first, pooled)
+    return pool, nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.width, labels, dropout)))
+
+
+def tobert(
+    read: Pretrained,
+    labels: int,
+    dropout: float,
+    segment: int = 200,
+    layers: int = 2,
+    heads: int = 4,
+    longest: int | None = None,
+) -> tuple[Pool, nn.Module]:
+    """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs.
+
+    longest: read no more words than these, where memory does not suffice for all.
+    """
+    reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads, longest)
+    return ChunkMean(reader, reader.language.width), classifier(reader.language.width, labels, dropout)
+
+
+def longformer(
+    read: Pretrained, labels: int, dropout: float, window: int = 256, longest: int | None = None
+) -> tuple[Pool, nn.Module]:
+    """A Longformer made of the same BERT, reading the whole document; or its `longest` first words, where memory is short."""
+    reader = WholeReader(Longformer(read.model, window), read.first, read.last, longest)
+    return ChunkMean(reader, reader.language.width), classifier(reader.language.width, labels, dropout)
+
+
+MODELS: dict[str, Callable[..., SetModel]] = {
+    "deepsets": document_model(deepsets),
+    "sse": document_model(sse),
+    "umbc+bert": document_model(umbc_bert),
+    "tobert": document_model(tobert),
+    "longformer": document_model(longformer),
+}

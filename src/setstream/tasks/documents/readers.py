@@ -1,0 +1,97 @@
+"""What stands between a pool and the classifier, or in its place: a language model that reads slots, segments or all words.
+
+    SlotReader       [CLS] z_1 ... z_K --language model without positions--> pooled [CLS], or the mean over the slots
+    SegmentReader    [CLS] w_1 ... w_n [SEP] a segment --language model--> s_1 ... s_S --transformer--> mean (ToBERT)
+    WholeReader      [CLS] all words [SEP] --Longformer--> pooled [CLS]
+
+The last two need the whole document in its order: they stand in `ChunkMean`, and a document must be their one chunk.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError
+from setstream.tasks.documents.language import Language, framed
+from setstream.tasks.documents.longformer import Longformer
+
+POOLS = ("cls", "mean")
+
+
+class SlotReader(nn.Module):
+    """Slots (B, K, width) behind the word vector of [CLS]; pooled at [CLS] or by the mean over the slots."""
+
+    def __init__(self, language: Language, first: Tensor, pool: str = "cls") -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise ConfigurationError(f"unknown pool {pool!r} of the language model: choose one of {', '.join(POOLS)}")
+        self.language, self.pool = language, pool
+        self.first = nn.Parameter(first.clone())
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(B, width)."""
+        outputs, pooled = self.language(torch.cat([self.first.expand(len(z), 1, -1), z], 1))
+        return pooled if self.pool == "cls" else outputs[:, 1:].mean(1)
+
+
+class SegmentReader(nn.Module):
+    """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
+
+    def __init__(
+        self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int, longest: int | None
+    ) -> None:
+        super().__init__()
+        if not 1 <= segment <= language.longest - 2:
+            raise ConfigurationError(f"a segment has 1 to {language.longest - 2} words in this model; got {segment}")
+        self.language, self.segment, self.longest = language, segment, longest
+        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+        width = language.width
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.over = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, width) of words (B, n, width), real ones first."""
+        x, mask = beginning(x, mask, self.longest)
+        batch, size = x.shape[:2]
+        count = math.ceil(size / self.segment)
+        padding = count * self.segment - size
+        own = F.pad(mask, (0, padding)).unflatten(1, (count, self.segment))  # (B, S, segment)
+        words = F.pad(x, (0, 0, 0, padding)).unflatten(1, (count, self.segment))
+        seen = own.any(2)  # (B, S): segments that hold a word; the others are not read
+        longest = int(own[seen].sum(1).max())
+        rows, real = framed(words[seen][:, :longest], own[seen][:, :longest], self.first, self.last)
+        vectors = x.new_zeros(batch, count, x.shape[-1])
+        vectors = vectors.masked_scatter(seen.unsqueeze(-1), self.language(rows, real)[1].to(vectors.dtype))
+        read = self.over(vectors + places(count, x.shape[-1]).to(x), src_key_padding_mask=~seen)
+        weight = (seen / seen.sum(1, keepdim=True)).unsqueeze(-1)
+        return (read * weight.to(read.dtype)).sum(1)
+
+
+class WholeReader(nn.Module):
+    """All words of a document through a Longformer."""
+
+    def __init__(self, language: Longformer, first: Tensor, last: Tensor, longest: int | None) -> None:
+        super().__init__()
+        self.language, self.longest = language, longest
+        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, width) of words (B, n, width), real ones first."""
+        pooled: Tensor = self.language(*framed(*beginning(x, mask, self.longest), self.first, self.last))[1]
+        return pooled
+
+
+def beginning(x: Tensor, mask: Tensor | None, longest: int | None) -> tuple[Tensor, Tensor]:
+    """The first `longest` words of documents (None: all), and which of them are real."""
+    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+    return x[:, :longest], mask[:, :longest]
+
+
+def places(count: int, width: int) -> Tensor:
+    """Sines and cosines of the numbers 0 ... count - 1: (count, width)."""
+    angles = torch.arange(count)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]

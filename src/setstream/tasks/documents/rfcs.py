@@ -1,0 +1,59 @@
+"""RFCs, the documents of the internet, with the keywords of their index: some 7,000 words each.
+
+The texts are those of Debian's doc-rfc packages, or of a folder of yours that holds rfcN.txt (or .txt.gz) and rfcN.json.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from setstream.data.registry import fetch_debian
+from setstream.errors import DataError
+from setstream.tasks.documents.corpus import Corpus, Document, by_hash, stamp_of, words
+
+KINDS = ("std", "std-proposed", "old-std", "informational", "experimental", "fyi-bcp", "misc", "others")
+TEXT = re.compile(r"(rfc\d+)\.txt(\.gz)?")
+# The index marks the drafts of some old documents by keywords like [--------|p].
+MARK = "["
+
+
+def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
+    """Texts that carry a keyword; the split follows from their names."""
+
+    def wanted(name: str) -> bool:
+        return TEXT.fullmatch(name) is not None or re.fullmatch(r"rfc\d+\.json", name) is not None
+
+    def place() -> Path:
+        return Path(folder) if folder else fetch_debian([f"doc-rfc-{kind}" for kind in KINDS], "non-free", wanted)
+
+    def read() -> Iterator[Document]:
+        files = texts(place())
+        for name, file in sorted(files.items(), key=lambda pair: int(pair[0][3:])):
+            about = file.with_name(f"{name}.json")
+            labels = keywords(about) if about.is_file() else ()
+            if labels:
+                content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+                text = content.decode("utf-8", "replace")
+                if words(text) >= fewest_words:
+                    yield Document(name, text, labels, by_hash(name))
+
+    stamp = stamp_of(texts(place()).values()) if folder else "debian"
+    return Corpus("rfcs", f"{stamp}-{fewest_words}", read)
+
+
+def texts(folder: Path) -> dict[str, Path]:
+    """Files of texts below a folder, by the name of the RFC."""
+    found = {match[1]: file for file in sorted(folder.rglob("rfc*")) if (match := TEXT.fullmatch(file.name))}
+    if not found:
+        raise DataError(f"{folder}: holds no rfcN.txt and no rfcN.txt.gz")
+    return found
+
+
+def keywords(file: Path) -> tuple[str, ...]:
+    """In small letters, without the index's marks."""
+    own = (" ".join(keyword.lower().split()) for keyword in json.loads(file.read_text())["keywords"])
+    return tuple(sorted({keyword for keyword in own if keyword and not keyword.startswith(MARK)}))

@@ -1,0 +1,179 @@
+"""Long documents: several labels for each, from all its words.
+
+loss = mean over documents of  - Σ_l ( y_l log σ(z_l) + (1 - y_l) log(1 - σ(z_l)) )          z_l: the logit of label l
+ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, and beside it the τ with the best micro F1 on the validation documents
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from setstream.encode import encode as encode_sets
+from setstream.errors import ConfigurationError
+from setstream.model import SetModel
+from setstream.tasks.documents.corpus import Corpus
+from setstream.tasks.documents.eurlex import eurlex
+from setstream.tasks.documents.language import tokenizer_of
+from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals, summary
+from setstream.tasks.documents.models import MODELS
+from setstream.tasks.documents.pubmed import pubmed
+from setstream.tasks.documents.reuters import reuters
+from setstream.tasks.documents.rfcs import rfcs
+from setstream.tasks.documents.tokens import Split, Tokens, labelled, statistics_of, tokens_of
+from setstream.training.seeds import mix
+from setstream.training.task import Batch, Encode, Task
+
+#: Each corpus with its smallest document, in words, and how many training documents a label needs.
+CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 1)}
+TEST_BATCH = 8
+
+
+class Documents(Task):
+    """Documents of a corpus, as sets of token ids.
+
+    corpus:         reuters, rfcs, pubmed or eurlex; the last is read from `folder`, rfcs and pubmed may be.
+    bert:           the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
+    fewest_words:   of a document; None: 200 for reuters, none for others.
+    label_minimum:  training documents that a label needs; None: 20 for reuters, 30 for rfcs, 50 for pubmed, 1 for eurlex.
+    test_chunk:     words at a time in a test.
+    quick:          validation documents that are looked at while training goes on.
+    """
+
+    name = "documents"
+    summary = "long documents with many labels, as multisets of words (micro and macro F1)"
+    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+
+    def __init__(
+        self,
+        corpus: str = "reuters",
+        folder: str | None = None,
+        bert: str = "minilm",
+        fewest_words: int | None = None,
+        label_minimum: int | None = None,
+        test_chunk: int = 1000,
+        quick: int = 400,
+    ) -> None:
+        if corpus not in CORPORA:
+            raise ConfigurationError(f"unknown corpus {corpus!r}: choose one of {', '.join(CORPORA)}")
+        if corpus == "eurlex" and folder is None:
+            raise ConfigurationError("the corpus eurlex is read from a folder: give task.folder=PATH")
+        if corpus == "reuters" and folder is not None:
+            raise ConfigurationError("the corpus reuters is fetched: leave task.folder out")
+        words, minimum = CORPORA[corpus]
+        self.corpus, self.folder, self.bert, self.test_chunk, self.quick = corpus, folder, bert, test_chunk, quick
+        self.fewest_words = words if fewest_words is None else fewest_words
+        self.label_minimum = minimum if label_minimum is None else label_minimum
+
+    # -- data ---------------------------------------------------------------------------------------------------------
+
+    def _corpus(self) -> Corpus:
+        if self.corpus == "reuters":
+            return reuters(self.fewest_words)
+        if self.corpus == "eurlex":
+            assert self.folder is not None
+            return eurlex(self.folder, self.fewest_words)
+        return (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, self.fewest_words)
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """All documents; tokenised when they are first asked for, and then read from the cache."""
+        return tokens_of(self._corpus(), tokenizer_of(self.bert))
+
+    @cached_property
+    def _labelled(self) -> tuple[list[str], dict[str, Split]]:
+        return labelled(self.tokens, self.label_minimum)
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the labels, in the order of the logits."""
+        return self._labelled[0]
+
+    @property
+    def splits(self) -> dict[str, Split]:
+        """train, val and test."""
+        return self._labelled[1]
+
+    def statistics(self) -> dict[str, float]:
+        """Sizes of the corpus: documents, labels, words."""
+        return statistics_of(self.tokens, self.labels, self.splits)
+
+    def lengths(self, split: str) -> Tensor:
+        """Tokens of each document."""
+        return torch.tensor([self.tokens.length(index) for index in self.splits[split].index])
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def build(self, model: str, **options: Any) -> SetModel:
+        """One of the models, for these labels."""
+        return super().build(model, **({"labels": len(self.labels), "bert": self.bert} | options))
+
+    def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
+        """Documents in an order that is drawn anew for every epoch."""
+        train = self.splits["train"]
+        rows = []
+        for number in range(step * size, (step + 1) * size):
+            order = torch.Generator().manual_seed(mix(number // len(train), 13))
+            rows.append(int(torch.randperm(len(train), generator=order)[number % len(train)]))
+        return {"words": [self.tokens.document(train.index[row]) for row in rows], "labels": train.labels[rows].float()}
+
+    def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
+        """Cross-entropy, summed over the labels."""
+        if not model.encoder.pool.consistent and encode.gradient != "full":
+            raise ConfigurationError(
+                f"this model reads whole documents in order: train it with gradient = full, not {encode.gradient}"
+            )
+        logits = model.head(encode(model.encoder, batch["words"]))
+        return F.binary_cross_entropy_with_logits(logits, batch["labels"], reduction="none").sum(1).mean()
+
+    # -- tests --------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def probabilities(self, model: SetModel, split: str, most: int | None = None) -> tuple[Tensor, Tensor]:
+        """Of each label for the documents of a split (evenly spaced ones, if there are more than `most`), and the truth."""
+        own = self.splits[split]
+        rows = torch.arange(len(own)) if most is None or len(own) <= most else torch.arange(most) * len(own) // most
+        by_length = rows[self.lengths(split)[rows].argsort(stable=True)]  # like with like: little padding
+        found = torch.empty(len(own), len(self.labels))
+        for some in by_length.split(TEST_BATCH):
+            found[some] = self.logits(model, [self.tokens.document(own.index[row]) for row in some.tolist()]).sigmoid().cpu()
+        return found[rows], own.labels[rows]
+
+    @torch.no_grad()
+    def logits(self, model: SetModel, documents: list[Tensor]) -> Tensor:
+        """(B, L) of token ids: in chunks where the model does not care, or else whole."""
+        documents = [document.to(model.encoder.home()) for document in documents]
+        if not model.encoder.pool.consistent:
+            found: Tensor = model(documents)
+            return found
+        z = encode_sets(model.encoder, documents, chunk_size=self.test_chunk, gradient="none")
+        logits: Tensor = model.head(z)
+        return logits
+
+    def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
+        """Micro and macro F1 on the test documents; while training goes on, on validation documents."""
+        scores, truth = self.probabilities(model, "val", self.quick if quick else None)
+        threshold = best_threshold(scores, truth)
+        if quick:
+            return summary(scores, truth, threshold)
+        scores, truth = self.probabilities(model, "test")
+        found = summary(scores, truth, threshold)
+        for suffix, own in (("", 0.5), ("_tuned", threshold)):
+            ends = intervals(scores >= own, truth)
+            found |= {name.replace("f1", f"f1{suffix}"): value for name, value in ends.items()}
+        return found
+
+    def by_length(self, model: SetModel, bins: int = 5) -> list[tuple[int, int, float]]:
+        """Test documents in groups of equal size from short to long: tokens of the middle one, documents, micro F1 at 0.5."""
+        scores, truth = self.probabilities(model, "test")
+        lengths = self.lengths("test")
+        return [
+            (int(lengths[rows].median()), len(rows), float(f1_scores(scores[rows] >= 0.5, truth[rows])[0]))
+            for rows in lengths.argsort(stable=True).tensor_split(bins)
+            if len(rows)
+        ]

@@ -1,0 +1,139 @@
+"""Documents as token ids: made once, kept in a flat array, read through a memory map.
+
+    <cache>/tokens-<corpus>-<digest>/tokens.npy       ids of all documents, one after another
+                                     offsets.npy      document i is tokens[offsets[i]:offsets[i+1]]
+                                     documents.json   id, labels, split and words of each
+
+The digest is that of the corpus and of the tokenizer. No special tokens: models bring their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import tempfile
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.data.registry import cache_folder
+from setstream.errors import DataError
+from setstream.tasks.documents.corpus import SPLITS, Corpus, label_set, words
+
+TOGETHER = 256  # documents given to the tokenizer at a time
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of documents, and what is known of each."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    about: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.about)
+
+    def document(self, index: int) -> Tensor:
+        """The ids of one document, (N,) int64."""
+        return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]].astype(np.int64))
+
+    def length(self, index: int) -> int:
+        """How many tokens a document has."""
+        return int(self.offsets[index + 1] - self.offsets[index])
+
+
+def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
+    """The corpus as token ids, from the cache or made now."""
+    tables = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    digest = hashlib.sha256(f"{corpus.stamp}\n{tables}".encode()).hexdigest()[:12]
+    folder = cache_folder() / f"tokens-{corpus.name}-{digest}"
+    if not folder.is_dir():
+        _make(corpus, tokenizer, folder)
+    about = json.loads((folder / "documents.json").read_text())
+    return Tokens(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "offsets.npy"), about)
+
+
+def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
+    """Tokenise everything, in pieces; whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        folder = Path(temporary) / "made"
+        folder.mkdir()
+        about, lengths = [], []
+        with (Path(temporary) / "flat").open("wb") as file:
+            documents = iter(corpus.read())
+            while some := list(islice(documents, TOGETHER)):
+                texts = [document.text for document in some]
+                for ids in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
+                    np.asarray(ids, dtype).tofile(file)
+                    lengths.append(len(ids))
+                about += [{"id": own.id, "labels": own.labels, "split": own.split, "words": words(own.text)} for own in some]
+        if not sum(lengths):
+            raise DataError(f"{corpus.name}: there is no document with a word in it")
+        np.save(folder / "tokens.npy", np.memmap(Path(temporary) / "flat", dtype, "r"))
+        np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+        (folder / "documents.json").write_text(json.dumps(about))
+        try:
+            os.rename(folder, target)
+        except OSError:  # another process was faster
+            shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Documents of one split by their index, and which of the kept labels each carries: (n, L) bool."""
+
+    index: list[int]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, Split]]:
+    """The labels that are kept, and the documents that have one of them, by split."""
+    names = label_set(((own["split"], tuple(own["labels"])) for own in tokens.about), label_minimum)
+    places = {name: place for place, name in enumerate(names)}
+    found = {}
+    for split in SPLITS:
+        kept = [
+            (index, [places[label] for label in own["labels"] if label in places])
+            for index, own in enumerate(tokens.about)
+            if own["split"] == split and tokens.length(index)
+        ]
+        kept = [(index, own) for index, own in kept if own]
+        if not kept:
+            raise DataError(f"no document of the split {split} has one of the {len(names)} labels: lower label_minimum")
+        labels = torch.zeros(len(kept), len(names), dtype=torch.bool)
+        for row, (_, own) in enumerate(kept):
+            labels[row, own] = True
+        found[split] = Split([index for index, _ in kept], labels)
+    return names, found
+
+
+def statistics_of(tokens: Tokens, names: list[str], splits: dict[str, Split]) -> dict[str, float]:
+    """What a reader wants to know of a corpus before its numbers."""
+    used = [index for split in splits.values() for index in split.index]
+    lengths = [tokens.length(index) for index in used]
+    carried = torch.cat([split.labels for split in splits.values()])
+    return {
+        "documents": len(tokens),
+        "without a kept label": len(tokens) - len(used),
+        **{name: len(split) for name, split in splits.items()},
+        "labels": len(names),
+        "labels a document": float(carried.sum(1).float().mean()),
+        "words, mean": statistics.mean(tokens.about[index]["words"] for index in used),
+        "tokens, mean": statistics.mean(lengths),
+        "tokens, median": statistics.median(lengths),
+        "tokens, most": max(lengths),
+    }

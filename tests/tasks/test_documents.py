@@ -1,0 +1,508 @@
+"""Long documents: corpora as they are published, metrics, and models in front of, or made of, a small random BERT."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import f1_score
+
+import setstream as ss
+from setstream.errors import ConfigurationError, DataError
+from setstream.tasks.documents import MODELS, Documents
+from setstream.tasks.documents.corpus import by_order
+from setstream.tasks.documents.eurlex import eurlex
+from setstream.tasks.documents.language import Language, framed, read_pretrained
+from setstream.tasks.documents.longformer import Longformer
+from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals
+from setstream.tasks.documents.pubmed import pubmed
+from setstream.tasks.documents.reuters import reuters
+from setstream.tasks.documents.rfcs import rfcs
+from setstream.tasks.documents.tokens import tokens_of
+from setstream.tasks.loading import trained_model
+from setstream.training import Encode, TrainConfig, Trainer
+from setstream.training.stages import freeze, train_mode
+
+CONSISTENT = ("deepsets", "sse", "umbc+bert")
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [f"word{number}" for number in range(60)]
+SMALL = {"deepsets": {}, "sse": {"num_slots": 5}, "umbc+bert": {"num_slots": 5}, "tobert": {"segment": 12, "heads": 2}}
+SMALL["longformer"] = {"window": 8}
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A BERT of two layers, 16 wide, with a tokenizer of sixty words; its weights are random."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(SPECIAL) + len(WORDS), **sizes, max_position_embeddings=40, initializer_range=0.3)
+    BertModel(config).save_pretrained(folder)
+    places = {word: place for place, word in enumerate([*SPECIAL, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(places, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {f"{word.strip('[]').lower()}_token": word for word in SPECIAL}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return str(folder)
+
+
+def law(number, rng, topic):
+    """A law in EURLEX57K's layout; the words of its topic are more frequent in it."""
+
+    def text(size):
+        chosen = rng.choice(np.arange(60), size, p=np.where(np.arange(60) // 15 == topic, 30.0, 1.0) / 495)
+        return " ".join(WORDS[word] for word in chosen)
+
+    return {
+        "celex_id": f"3{number:04d}",
+        "header": "word0",
+        "recitals": text(5),
+        "main_body": [text(int(rng.integers(5, 30))), "word1 word2"],
+        "attachments": "word3",
+        "concepts": [f"c{topic}", "common"],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A hundred and twenty laws on four topics."""
+    found = tmp_path_factory.mktemp("eurlex")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 60), ("dev", 20), ("test", 40)):
+        (found / split).mkdir()
+        for number in range(count):
+            (found / split / f"{number:03d}.json").write_text(json.dumps(law(number, rng, number % 4)))
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def task(folder, bert, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SETSTREAM_DATA", str(tmp_path_factory.mktemp("cache")))
+        found = Documents("eurlex", folder, bert)
+        assert len(found.tokens) == 120
+        yield found
+
+
+def model(task, name, **options):
+    torch.manual_seed(0)
+    return task.build(name, **(SMALL[name] | options)).eval()
+
+
+# -- corpora ----------------------------------------------------------------------------------------------------------
+
+
+def test_eurlex_in_its_published_layout(folder, tmp_path):
+    documents = list(eurlex(folder).read())
+    splits = [document.split for document in documents]
+    assert [splits.count(name) for name in ("train", "val", "test")] == [60, 20, 40]
+    first = documents[0]
+    assert first.text.split()[0] == "word3"  # inverted: attachments first, the header last
+    assert first.text.split()[-1] == "word0"
+    assert first.labels == ("c0", "common")
+    plain = next(iter(eurlex(folder, inverted=False).read()))
+    assert plain.text.split("\n") == first.text.split("\n")[::-1]
+    assert [line.split()[0] for line in plain.text.split("\n")][-2:] == ["word1", "word3"]
+    with pytest.raises(DataError, match="there are none in train, dev, test"):
+        eurlex(str(tmp_path))
+    for name in ("train", "dev", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.json").write_text("[]")
+    with pytest.raises(DataError, match=r"a\.json: a law is a mapping"):
+        list(eurlex(str(tmp_path)).read())
+
+
+def test_rfcs_of_a_folder(tmp_path):
+    for number, keywords in ((1, ["TCP", " Flow  control"]), (2, ["[--------|p]"]), (3, [])):
+        (tmp_path / f"rfc{number}.json").write_text(json.dumps({"keywords": keywords}))
+    (tmp_path / "rfc1.txt.gz").write_bytes(gzip.compress(b"a b c"))
+    for number in (2, 3, 4):
+        (tmp_path / f"rfc{number}.txt").write_text("d e")
+    (tmp_path / "rfc-index.txt").write_text("not one")
+    found = list(rfcs(str(tmp_path)).read())
+    assert [(own.id, own.text, own.labels) for own in found] == [("rfc1", "a b c", ("flow control", "tcp"))]
+    with pytest.raises(DataError, match="holds no rfcN.txt"):
+        rfcs(str(tmp_path / "none"))
+
+
+def test_pubmed_of_a_folder(tmp_path):
+    def article(number, abstract, headings):
+        mesh = "".join(f"<MeshHeading><DescriptorName>{name}</DescriptorName></MeshHeading>" for name in headings)
+        return (
+            f"<PubmedArticle><MedlineCitation><PMID>{number}</PMID><Article><ArticleTitle>On <i>it</i></ArticleTitle>{abstract}"
+            f"</Article><MeshHeadingList>{mesh}</MeshHeadingList></MedlineCitation></PubmedArticle>"
+        )
+
+    two = "<Abstract><AbstractText>Why.</AbstractText><AbstractText>How.</AbstractText></Abstract>"
+    text = article(1, two, ["Rats", "Animals"]) + article(2, "", ["Rats"]) + article(3, two, [])
+    (tmp_path / "a.xml.gz").write_bytes(gzip.compress(f"<PubmedArticleSet>{text}</PubmedArticleSet>".encode()))
+    found = list(pubmed(str(tmp_path)).read())
+    assert [(own.id, own.text, own.labels) for own in found] == [("1", "On it\nWhy. How.", ("Animals", "Rats"))]
+    with pytest.raises(DataError, match=r"holds no \*\.xml\.gz"):
+        pubmed(str(tmp_path / "none"))
+
+
+def test_splits_by_order_are_seven_one_and_two_tenths():
+    places = [by_order(place, 50) for place in range(50)]
+    assert places == ["train"] * 35 + ["val"] * 5 + ["test"] * 10
+
+
+@pytest.mark.slow
+def test_reuters_is_what_it_is_known_to_be():
+    documents = list(reuters(300).read())
+    assert len(documents) == 1744
+    assert abs(sum(len(own.labels) for own in documents) / 1744 - 2.6) < 0.05
+    more = list(reuters(200).read())
+    assert len(more) == 3366
+    first = next(own for own in more if own.id == "1")
+    assert first.labels == ("places/el-salvador", "places/uruguay", "places/usa", "topics/cocoa")
+    assert first.text.startswith("BAHIA COCOA REVIEW\nShowers continued")
+    assert [own.split for own in more] == [by_order(place, 3366) for place in range(3366)]  # they come by date
+
+
+@pytest.mark.slow
+def test_rfcs_are_what_they_are_known_to_be():
+    documents = {own.id: own for own in rfcs().read()}
+    assert len(documents) == 6893
+    words = sum(len(own.text.split()) for own in documents.values()) / len(documents)
+    assert abs(words - 7464.2) < 0.1
+    assert documents["rfc1184"].labels == ("topt-line",)
+    assert "Telnet Linemode Option" in documents["rfc1184"].text
+
+
+@pytest.mark.slow
+def test_pubmed_is_what_it_is_known_to_be():
+    documents = list(pubmed().read())
+    assert len(documents) == 14832
+    assert sum(len(own.labels) for own in documents) == 157298
+
+
+def test_tokens_are_made_once(task, bert, folder):
+    from setstream.tasks.documents.language import tokenizer_of
+
+    texts = [own.text for own in eurlex(folder).read()]
+    for number in (0, 7, 119):
+        ids = task.tokens.document(number)
+        assert [(SPECIAL + WORDS)[own] for own in ids.tolist()] == texts[number].split()
+    broken = eurlex(folder)
+    again = tokens_of(type(broken)(broken.name, broken.stamp, lambda: pytest.fail("was read again")), tokenizer_of(bert))
+    assert np.array_equal(again.ids, task.tokens.ids)
+    found = task.statistics()
+    assert found["labels"] == 5  # c0 to c3, and the common one
+    assert found["labels a document"] == 2
+    assert [found[name] for name in ("train", "val", "test", "without a kept label")] == [60, 20, 40, 0]
+    assert found["words, mean"] == found["tokens, mean"]
+
+
+def test_labels_need_enough_training_documents(folder, bert):
+    rare = Documents("eurlex", folder, bert, label_minimum=16)
+    assert rare.labels == ["common"]
+    with pytest.raises(DataError, match="the most frequent has 60"):
+        _ = Documents("eurlex", folder, bert, label_minimum=61).labels
+
+
+# -- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def test_f1_is_that_of_scikit_learn():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(50, 7, generator=generator) < 0.3
+    scores = torch.rand(50, 7, generator=generator)
+    truth[:, 6], scores[:, 6] = False, 0.0  # a label that is neither there nor predicted
+    micro, macro = f1_scores(scores >= 0.6, truth)
+    own = [f1_score(truth, scores >= 0.6, average=kind, zero_division=0) for kind in ("micro", "macro")]
+    assert float(micro) == pytest.approx(own[0], abs=1e-12)
+    assert float(macro) == pytest.approx(own[1], abs=1e-12)
+    best = best_threshold(scores, truth)
+    tried = [float(f1_scores(scores >= value, truth)[0]) for value in scores.unique()]
+    assert float(f1_scores(scores >= best, truth)[0]) == pytest.approx(max(tried), abs=1e-12)
+
+
+def test_equal_scores_are_taken_together():
+    scores, truth = torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[True, False, True]])
+    assert best_threshold(scores, truth) < 0.1  # all three: F1 0.8; the two of 0.5: F1 0.5
+
+
+def test_intervals_are_those_of_documents_drawn_anew():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.rand(40, 5, generator=generator) < 0.4
+    predicted = truth ^ (torch.rand(40, 5, generator=generator) < 0.2)
+    found = intervals(predicted, truth, draws=300, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.cat([torch.randint(40, (100, 40), generator=generator) for _ in range(3)])
+    values = [[float(own) for own in f1_scores(predicted[index], truth[index])] for index in drawn]
+    ends = torch.quantile(torch.tensor(values, dtype=torch.float64), torch.tensor([0.025, 0.975], dtype=torch.float64), 0)
+    expected = {
+        "micro_f1_low": ends[0, 0],
+        "micro_f1_high": ends[1, 0],
+        "macro_f1_low": ends[0, 1],
+        "macro_f1_high": ends[1, 1],
+    }
+    assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-6)
+
+
+# -- language models --------------------------------------------------------------------------------------------------
+
+
+def plain(bert):
+    from transformers import BertModel
+
+    return BertModel.from_pretrained(bert).eval()
+
+
+def test_a_language_model_is_the_same_without_its_table(bert):
+    ids = torch.tensor([[2, 10, 11, 12, 3]])
+    outputs, pooled = Language(read_pretrained(bert).model).eval()(read_pretrained(bert).words[ids])
+    expected = plain(bert)(ids)
+    torch.testing.assert_close(outputs, expected.last_hidden_state)
+    torch.testing.assert_close(pooled, expected.pooler_output)
+
+
+def test_without_positions_order_is_unknown(bert):
+    read = read_pretrained(bert)
+    x, order = read.words[torch.arange(5, 15)].unsqueeze(0), torch.randperm(10)
+    with torch.no_grad():
+        knows = Language(read_pretrained(bert).model).eval()
+        assert float((knows(x[:, order])[0] - knows(x)[0][:, order]).abs().max()) > 1e-3
+        language = Language(read.model, positions=False).eval()
+        torch.testing.assert_close(language(x[:, order])[0], language(x)[0][:, order])
+    # The same as a BERT whose positions are all zero.
+    other = plain(bert)
+    torch.nn.init.zeros_(other.embeddings.position_embeddings.weight)
+    torch.testing.assert_close(language(x)[0], other(inputs_embeds=x).last_hidden_state)
+
+
+def test_framing_puts_sep_behind_the_last_word(bert):
+    first, last = torch.full((2,), 7.0), torch.full((2,), 9.0)
+    x = torch.arange(12.0).view(2, 3, 2)
+    rows, mask = framed(x, torch.tensor([[True, True, False], [True, True, True]]), first, last)
+    assert rows[..., 0].tolist() == [[7, 0, 2, 9, 0], [7, 6, 8, 10, 9]]
+    assert mask.tolist() == [[True] * 4 + [False], [True] * 5]
+
+
+@pytest.mark.parametrize("words", [1, 6, 17])
+def test_a_longformer_is_its_bert_within_half_a_window(bert, words):
+    """[CLS], words and [SEP] are at most 19: a window of 36 shows 18 to each side."""
+    ids = torch.cat([torch.tensor([2]), torch.randint(5, 65, (words,)), torch.tensor([3])]).unsqueeze(0)
+    longformer = Longformer(read_pretrained(bert).model, window=36).eval()
+    with torch.no_grad():
+        outputs, pooled = longformer(read_pretrained(bert).words[ids])
+        expected = plain(bert)(ids)
+    torch.testing.assert_close(outputs, expected.last_hidden_state, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pooled, expected.pooler_output, atol=1e-5, rtol=1e-5)
+
+
+def test_a_longformer_sees_neighbours_and_reads_without_end(bert):
+    """In one layer with a window of 8, a word that changes is seen by four to each side and by [CLS], and by no other."""
+    longformer = Longformer(read_pretrained(bert).model, window=8).eval()
+    longformer.model.encoder.layer = longformer.model.encoder.layer[:1]
+    x = read_pretrained(bert).words[torch.randint(5, 65, (1, 100))]  # more than BERT's 40 positions
+    changed = x.clone()
+    changed[:, 90] += torch.randn(16)
+    with torch.no_grad():
+        moved = (longformer(changed)[0] - longformer(x)[0]).abs().amax((0, 2))
+    assert (moved > 1e-5).nonzero().flatten().tolist() == [0, *range(86, 95)]
+
+
+def test_only_berts_become_longformers(bert):
+    with pytest.raises(ConfigurationError, match="window must be even"):
+        Longformer(read_pretrained(bert).model, window=7)
+    from transformers import DistilBertConfig, DistilBertModel
+
+    other = DistilBertModel(DistilBertConfig(vocab_size=10, dim=8, n_layers=1, n_heads=2, hidden_dim=8))
+    with pytest.raises(ConfigurationError, match="this is a distilbert"):
+        Longformer(other)
+
+
+def test_another_kind_of_model_may_stand_where_bert_stands(bert, task, tmp_path):
+    from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
+
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "max_position_embeddings": 40}
+    DistilBertModel(DistilBertConfig(vocab_size=65, **sizes)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    own = task.build("umbc+bert", bert=str(tmp_path), num_slots=4)
+    assert task.logits(own.eval(), [task.tokens.document(0)]).shape == (1, 5)
+    with pytest.raises(ConfigurationError, match="'none' is no pretrained model"):
+        task.build("deepsets", bert="none")
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_multiset_models_do_not_care_how_a_document_is_cut(task, name):
+    own = model(task, name)
+    assert own.encoder.pool.consistent == (name in CONSISTENT)
+    encoder = own.encoder.double()
+    documents = [task.tokens.document(number) for number in (0, 1, 2)]
+    codes = [ss.encode(encoder, documents, chunk_size=chunk, gradient="none") for chunk in (1, 7, 100)]
+    apart = max(float((code - codes[0]).abs().max()) for code in codes) / float(codes[0].abs().max())
+    assert (apart < 1e-12) == (name in CONSISTENT), apart
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_multiset_models_do_not_care_about_the_order_of_words(task, name):
+    own, document = model(task, name).double(), task.tokens.document(3)
+    one, other = (task.logits(own, [ids]) for ids in (document, document.flip(0)))
+    assert (float((one - other).abs().max()) < 1e-9) == (name in CONSISTENT)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_document_is_read_the_same_in_any_company(task, name):
+    """Padding is masked: beside longer documents, each gets the logits it gets alone."""
+    own = model(task, name).double()
+    documents = [task.tokens.document(number) for number in range(6)]
+    assert len({len(document) for document in documents}) > 3
+    together = task.logits(own, documents)
+    alone = torch.cat([task.logits(own, [document]) for document in documents])
+    torch.testing.assert_close(together, alone, atol=1e-9, rtol=1e-9)
+
+
+def test_cls_stands_before_the_slots_and_slots_have_no_order(task, bert):
+    own = model(task, "umbc+bert")
+    z = torch.randn(2, 5, 16)
+    reader = own.head.bert
+    torch.testing.assert_close(reader.first.detach(), read_pretrained(bert).words[2])  # [CLS]
+    other = plain(bert)
+    torch.nn.init.zeros_(other.embeddings.position_embeddings.weight)
+    rows = torch.cat([read_pretrained(bert).words[2].expand(2, 1, -1), z], 1)
+    with torch.no_grad():
+        torch.testing.assert_close(reader(z), other(inputs_embeds=rows).pooler_output)
+        torch.testing.assert_close(reader(z[:, torch.randperm(5)]), reader(z))
+        assert float((reader(z + torch.randn(5, 16)) - reader(z)).abs().max()) > 1e-3
+        mean = model(task, "umbc+bert", pooled="mean").head.bert
+        torch.testing.assert_close(mean(z), other(inputs_embeds=rows).last_hidden_state[:, 1:].mean(1))
+    assert not any("position" in name for name, _ in own.named_parameters())
+
+
+def test_normalising_changes_nothing_behind_the_layer_norm(task):
+    """slot-sigmoid as a sum or as a mean differ by one factor for each slot: a layer norm (eps 1e-5) removes it."""
+    documents = [task.tokens.document(number) for number in (0, 1)]
+    one, other = (model(task, "umbc+bert", normalise=own).double() for own in (True, False))
+    for pool in (one.encoder.pool, other.encoder.pool):
+        pool.norm.eps = 1e-30
+    torch.testing.assert_close(one(documents), other(documents), atol=1e-9, rtol=1e-9)
+
+
+def test_sse_without_normalising_is_a_sum_of_words(task):
+    own = model(task, "sse", normalise=False).double()
+    document = task.tokens.document(0)
+    pool = own.encoder.pool.first
+    expected = pool.value(own.encoder.features(document)).sum(0) / 5
+    torch.testing.assert_close(own.encoder([document])[0], expected)
+
+
+def test_tobert_reads_segments(task, bert):
+    """One segment: BERT's pooled [CLS], then the transformer on a sequence of one."""
+    own = model(task, "tobert", segment=30)
+    reader = own.encoder.pool.module
+    ids = torch.randint(5, 65, (20,))
+    vector = plain(bert)(torch.cat([torch.tensor([2]), ids, torch.tensor([3])]).unsqueeze(0)).pooler_output
+    place = torch.tensor([0.0, 1.0]).repeat(8)
+    torch.testing.assert_close(own.encoder([ids]), reader.over((vector + place).unsqueeze(1)).squeeze(1))
+    with pytest.raises(ConfigurationError, match="1 to 38 words"):
+        model(task, "tobert", segment=39)
+
+
+@pytest.mark.parametrize("name", ["tobert", "longformer"])
+def test_no_more_than_the_longest_is_read(task, name):
+    own, document = model(task, name, longest=10).double(), task.tokens.document(0)
+    assert len(document) > 10
+    torch.testing.assert_close(task.logits(own, [document]), task.logits(own, [document[:10]]))
+    assert not torch.allclose(task.logits(own, [document]), task.logits(own, [document[:9]]))
+
+
+def test_gradients_are_exact_in_chunks(task):
+    own = model(task, "umbc+bert").train()
+    ss.testing.check_exact_gradient(own.encoder, [task.tokens.document(number) for number in (0, 1)], chunk_size=7)
+
+
+@pytest.mark.parametrize("name", CONSISTENT)
+def test_no_more_than_a_piece_of_a_document_is_in_memory(task, name):
+    """phi sees 2^22 numbers at a time, 4 for each of the 16 of a word and its id, or 100 words with a graph."""
+    own, seen = model(task, name).train(), []
+    own.encoder.phi.register_forward_hook(lambda module, given, found: seen.append((len(found), found.requires_grad)))
+    long = torch.randint(5, 65, (150_000,))
+    task.loss(own, {"words": [long], "labels": torch.zeros(1, 5)}, Encode("unbiased", 100)).backward()
+    assert sum(size for size, graph in seen if not graph) >= 149_900
+    assert max(size for size, graph in seen if not graph) <= 2**22 // 65
+    assert [size for size, graph in seen if graph] == [100]
+
+
+def test_stage_one_trains_all_but_bert(task):
+    own = model(task, "umbc+bert", words="frozen")
+    freeze(own, ["head.bert"])
+    train_mode(own, ["head.bert"])
+    before = {name: value.clone() for name, value in own.state_dict().items()}
+    optimizer = torch.optim.AdamW([value for value in own.parameters() if value.requires_grad], 1e-2)
+    task.loss(own, task.batch(0, 4, torch.Generator()), Encode("unbiased", chunk_size=7)).backward()
+    optimizer.step()
+    changed = {name for name, value in own.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if not name.startswith("head.bert") and name != "encoder.phi.words.weight"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_learns_through_the_trainer(task, folder, bert, tmp_path, name):
+    options = {"corpus": "eurlex", "folder": folder, "bert": bert}
+    gradient = {"gradient": "unbiased", "chunk_size": 10} if name in CONSISTENT else {"gradient": "full"}
+    rate = 1e-2 if name in ("deepsets", "sse") else 3e-3
+    config = TrainConfig(
+        *("documents", name, options, SMALL[name]),
+        **({"steps": 120, "batch": 8, "lr": rate, "schedule": "constant", "tensorboard": False, "threads": 1} | gradient),
+    )
+    result = Trainer(task, config, tmp_path, shown=False).run()
+    metrics = result.metrics
+    assert set(metrics) == {"threshold"} | {
+        f"{kind}_f1{tuned}{end}" for kind in ("micro", "macro") for tuned in ("", "_tuned") for end in ("", "_low", "_high")
+    }
+    # Who knows no more than how frequent labels are loses 4 H(1/4) = 2.25 nats a document.
+    scores, truth = task.probabilities(trained_model(tmp_path, task, config), "test")
+    assert float(torch.nn.functional.binary_cross_entropy(scores, truth.float(), reduction="sum")) / len(truth) < 2.1
+    assert metrics["micro_f1_low"] <= metrics["micro_f1"] <= metrics["micro_f1_high"]
+
+
+def test_models_that_need_order_refuse_chunks(task):
+    with pytest.raises(ConfigurationError, match="gradient = full, not unbiased"):
+        task.loss(model(task, "tobert"), task.batch(0, 2, torch.Generator()), Encode("unbiased", 7))
+
+
+def test_every_document_comes_once_an_epoch(task):
+    words = [tuple(own.tolist()) for step in range(15) for own in task.batch(step, 4, torch.Generator())["words"]]
+    assert sorted(words) == sorted(tuple(task.tokens.document(index).tolist()) for index in task.splits["train"].index)
+    assert [tuple(own.tolist()) for own in task.batch(15, 4, torch.Generator())["words"]] != words[:4]
+
+
+def test_f1_by_length_holds_every_document_once(task):
+    found = task.by_length(model(task, "deepsets"), bins=3)
+    assert sum(count for _, count, _ in found) == 40
+    assert [length for length, _, _ in found] == sorted(length for length, _, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"corpus": "books"}, "unknown corpus 'books': choose one of reuters"),
+        ({"corpus": "eurlex"}, "give task.folder=PATH"),
+        ({"folder": "x"}, "leave task.folder out"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Documents(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("umbc+bert", {"num_slots": 40}, r"at most 39 slots; got num_slots = 40"),
+        ("umbc+bert", {"pooled": "max"}, "unknown pool 'max'"),
+        ("deepsets", {"words": "gone"}, "learned or frozen"),
+    ],
+)
+def test_bad_models_are_refused(task, name, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        model(task, name, **options)
