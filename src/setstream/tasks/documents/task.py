@@ -30,7 +30,7 @@ from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
 #: Each corpus with its smallest document, in words, and how many training documents a label needs.
-CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 1)}
+CORPORA = {"reuters": (200, 20), "rfcs": (0, 10), "pubmed": (0, 50), "eurlex": (0, 1)}
 TEST_BATCH = 8
 
 
@@ -40,7 +40,7 @@ class Documents(Task):
     corpus:         reuters, rfcs, pubmed or eurlex; the last is read from `folder`, rfcs and pubmed may be.
     bert:           the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
     fewest_words:   of a document; None: 200 for reuters, none for others.
-    label_minimum:  training documents that a label needs; None: 20 for reuters, 30 for rfcs, 50 for pubmed, 1 for eurlex.
+    label_minimum:  training documents that a label needs; None: 20 for reuters, 10 for rfcs, 50 for pubmed, 1 for eurlex.
     test_chunk:     words at a time in a test.
     quick:          validation documents that are looked at while training goes on.
     """
