@@ -106,7 +106,7 @@ class ParquetSets:
     def stream(self, skip: int = 0, ahead: int = 2) -> Iterator[tuple[Ids, Tensor]]:
         """Every row but the first `skip` once: its set's id and the features (n, D), some megabytes at a time.
 
-        Rows are decoded by a thread, ahead of whoever uses them.
+        Rows are decoded by a thread, ahead of whoever uses them; with ahead = 0 when they are asked for.
         """
         left = self.groups()
         while left and skip and left[0].rows <= skip:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from setstream.data.ahead import decoded_ahead
 from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
@@ -135,7 +136,7 @@ def _work_through_table(
 ) -> None:
     changed: dict[str, State] = {}  # since the last commit
     done = committed = start = journal.position
-    for ids, features in data.stream(start):
+    for ids, features in data.stream(start, decoded_ahead(encoder.home() or torch.device("cpu"))):
         add_rows(encoder, ids, features, chunk_size, changed, journal.state)
         done += len(ids)
         if done - committed >= COMMIT_ROWS or len(changed) >= COMMIT_SETS:
