@@ -474,3 +474,11 @@ def test_randomness_that_no_class_name_tells_is_noticed(tmp_path):
         ss.encode(encoder, torch.randn(1, 20, 3), gradient="importance")
     with pytest.raises(ss.errors.ConfigurationError, match="a folder that exists"):
         ss.encode(encoder.eval(), torch.randn(1, 20, 3), gradient="importance", features="cach")
+
+
+def test_a_pool_that_does_not_know_its_width_gets_pieces_that_suit_phi():
+    seen = []
+    phi = nn.Sequential(nn.Linear(2, 4096), nn.ReLU())
+    phi.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    ss.encode(ss.SetEncoder(phi, ss.DeepSets("mean")).eval(), torch.randn(1, 3000, 2), chunk_size=100, gradient="none")
+    assert max(seen) <= 2**22 // (4 * 4096)

@@ -15,13 +15,12 @@ from setstream.model import SetModel
 from setstream.report.costs import kept_bytes, milliseconds
 from setstream.report.page import Page
 from setstream.report.partitions import partition_variance, variance_figure
-from setstream.report.plotting import pyplot
+from setstream.report.plotting import LINES, pyplot
 from setstream.report.runs import FinishedRun, by_label, mean_and_spread
 from setstream.report.streams import add_streams
 from setstream.tasks.clustering.classical import em_nll
 from setstream.tasks.clustering.mixtures import sample
 from setstream.tasks.clustering.task import Clustering
-from setstream.tasks.loading import build_task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,15 +39,7 @@ PAPER = {
 }
 PAPER_ORACLE = 1.55
 UMBC = "umbc+set-transformer"
-LINES = {"full": "-", "exact": "-", "unbiased": "--", "importance": "-.", "subset": ":"}
 SIZES = [64, 128, 256, 512, 1024, 2048]
-
-
-def task_of(run: FinishedRun) -> Clustering:
-    """The run's task: its number of clusters and dimensions."""
-    task = build_task(run.config)
-    assert isinstance(task, Clustering)
-    return task
 
 
 # -- (a) the table ----------------------------------------------------------------------------------------------------
@@ -67,7 +58,7 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
     rows = []
     for label, group in by_label(runs).items():
         model, config = group[0].model(), group[0].config
-        memory, duration = cost_of_a_chunk(model, task_of(group[0]).dim)
+        memory, duration = cost_of_a_chunk(model, group[0].task(Clustering).dim)
         paper = PAPER.get(config.model)
         plain = not config.model_options and config.gradient in ("unbiased", "subset")
         same = plain and (config.gradient == "unbiased") == model.encoder.pool.consistent
@@ -90,7 +81,7 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
     rows.sort(key=lambda row: float(row[3].split()[0]))
     columns = ["model (gradient)", "MBC", "NLL", "gap to oracle", "paper's NLL", "paper's gap", "NLL given whole sets"]
     columns += ["kB kept for 8 points", "ms for 8 points", "seeds", "steps"]
-    task, oracle = task_of(runs[0]), runs[0].metrics["oracle"]
+    task, oracle = runs[0].task(Clustering), runs[0].metrics["oracle"]
     tests = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}"
     page.table(columns, rows, f"{tests}; the oracle has {oracle:.3f} on them. ± over seeds.")
 
@@ -120,7 +111,7 @@ def by_steps(runs: list[FinishedRun]) -> dict[int, list[FinishedRun]]:
 @torch.no_grad()
 def gaps(run: FinishedRun) -> Tensor:
     """The gap to the oracle on each of the run's test sets."""
-    task, model = task_of(run), run.model()
+    task, model = run.task(Clustering), run.model()
     return torch.cat([task.predict(model, test.points).nll(test.points) - test.oracle() for test in task.tests()])
 
 
@@ -145,7 +136,7 @@ def gradients_table(page: Page, runs: list[FinishedRun]) -> None:
 @torch.no_grad()
 def gap_by_size(run: FinishedRun, sizes: list[int], sets: int = 200, seed: int = 5) -> list[float]:
     """The gap to the oracle on test sets of each size."""
-    task, model = task_of(run), run.model()
+    task, model = run.task(Clustering), run.model()
     found = []
     for size in sizes:
         drawn = task.draw(sets, size, torch.Generator().manual_seed(seed))
@@ -214,11 +205,11 @@ def add_evidence(page: Page, runs: list[FinishedRun], *, em_sets: int = 50) -> N
             f"scikit-learn's EM (diagonal, best of ten starts, fitted to each test set by itself): gap {float(gap.mean()):.3f} "
             f"± {float(gap.std()) / em_sets**0.5:.3f} on {em_sets} sets of 1,024."
         )
-    flat = [run for run in runs if task_of(run).dim == 2]  # only those can be drawn
+    flat = [run for run in runs if run.task(Clustering).dim == 2]  # only those can be drawn
     shown = {}
     for name in (UMBC, "set-transformer"):
         best = sorted((run for run in flat if run.config.model == name), key=lambda run: run.metrics["gap"])
-        if best and task_of(best[0]).clusters == 4:
+        if best and best[0].task(Clustering).clusters == 4:
             shown[name] = best[0].model()
     if shown:
         add_streams(page, shown)

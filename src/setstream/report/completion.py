@@ -12,24 +12,15 @@ from setstream.model import SetModel
 from setstream.report.animation import animate
 from setstream.report.costs import kept_bytes
 from setstream.report.page import Page
-from setstream.report.plotting import pyplot
+from setstream.report.plotting import LINES, pyplot
 from setstream.report.runs import FinishedRun, by_label, mean_and_spread
 from setstream.tasks.completion.task import Completion, places
-from setstream.tasks.loading import build_task
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UMBC = "umbc+set-transformer"
-LINES = {"full": "-", "exact": "-", "unbiased": "--", "importance": "-.", "subset": ":"}
 GALLERY = (50, 100, 200, 500, 1000)
-
-
-def task_of(run: FinishedRun) -> Completion:
-    """The run's task, with its images."""
-    task = build_task(run.config)
-    assert isinstance(task, Completion)
-    return task
 
 
 def as_the_paper_trains(run: FinishedRun) -> bool:
@@ -42,14 +33,14 @@ def as_the_paper_trains(run: FinishedRun) -> bool:
 
 def curve(group: list[FinishedRun]) -> tuple[list[int], list[float], list[float]]:
     """Context sizes, mean NLL over seeds and images, and its standard error over images."""
-    task = task_of(group[0])
+    task = group[0].task(Completion)
     losses = [torch.stack([task.losses(run.model(), n) for run in group]).mean(0) for n in task.test_contexts]
     return task.test_contexts, [float(own.mean()) for own in losses], [float(own.std() / len(own) ** 0.5) for own in losses]
 
 
 def results_table(page: Page, runs: list[FinishedRun]) -> None:
     """NLL by context of every kind of run."""
-    sizes = task_of(runs[0]).test_contexts
+    sizes = runs[0].task(Completion).test_contexts
     rows = []
     for label, group in by_label(runs).items():
         cells = [mean_and_spread([run.metrics[f"nll_{n}"] for run in group]) for n in sizes]
@@ -58,7 +49,7 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
         rows.append([label, consistent, *cells, error, str(len(group)), f"{group[0].config.steps:,}"])
     rows.sort(key=lambda row: float(row[1 + len(sizes)].split()[0]))
     columns = ["model (gradient)", "MBC", *(f"NLL at {n}" for n in sizes), "standard error", "seeds", "steps"]
-    task = task_of(runs[0])
+    task = runs[0].task(Completion)
     tests = f"Nats a pixel on {task.tests():,} test images, context in chunks of {task.test_chunk}"
     page.table(columns, rows, f"{tests}. ± over seeds; the error is over images.")
 
@@ -90,7 +81,7 @@ def memory_figure(runs: list[FinishedRun]) -> Figure:
     figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
     for label, group in by_label(runs).items():
         sizes, nll, _ = curve(group)
-        task, model = task_of(group[0]), group[0].model()
+        task, model = group[0].task(Completion), group[0].model()
         pixels = task.test_pixels(0, 1)
         memory = [kept_kilobytes(model, pixels[:, :size], task.test_chunk) for size in sizes]
         line = axis.plot(memory, nll, linewidth=0.8)[0]
@@ -195,5 +186,7 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     best = sorted((run for run in runs if run.config.model == UMBC), key=lambda run: run.metrics["nll"])
     if best:
         page.section("Completions")
-        page.figure(gallery_figure(task_of(best[0]), best[0].model()), "context, mean, uncertainty and truth of test images")
-        page.picture(progress_gif(task_of(best[0]), best[0].model()), "gif", "pixels stream in")
+        page.figure(
+            gallery_figure(best[0].task(Completion), best[0].model()), "context, mean, uncertainty and truth of test images"
+        )
+        page.picture(progress_gif(best[0].task(Completion), best[0].model()), "gif", "pixels stream in")

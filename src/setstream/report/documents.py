@@ -15,7 +15,6 @@ from setstream.report.plotting import pyplot
 from setstream.report.runs import FinishedRun, by_label, mean_and_spread
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.task import Documents
-from setstream.tasks.loading import build_task
 from setstream.training.task import Encode
 
 if TYPE_CHECKING:
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
 
 UMBC = "umbc+bert"
 METRICS = ("micro_f1", "macro_f1", "micro_f1_tuned", "macro_f1_tuned")
-
-
-def task_of(run: FinishedRun) -> Documents:
-    """The run's task, with its documents."""
-    task = build_task(run.config)
-    assert isinstance(task, Documents)
-    return task
 
 
 def last_stages(runs: list[FinishedRun]) -> list[FinishedRun]:
@@ -62,7 +54,7 @@ def kept_mib(run: FinishedRun, task: Documents) -> float:
 
 def results_table(page: Page, runs: list[FinishedRun]) -> None:
     """F1 at 0.5 and at the tuned threshold, and memory, of every kind of run."""
-    task = task_of(runs[0])
+    task = runs[0].task(Documents)
     rows = []
     for label, group in by_label(runs).items():
         cells = [mean_and_spread([run.metrics[name] for run in group]) for name in METRICS]
@@ -106,7 +98,7 @@ def lengths_figure(runs: list[FinishedRun]) -> Figure:
     """Micro F1 against the length of the document, a line for each kind of run."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
-    task = task_of(runs[0])
+    task = runs[0].task(Documents)
     for label, group in by_label(runs).items():
         bins = [task.by_length(run.model()) for run in group]
         places = [length for length, _, _ in bins[0]]
@@ -159,7 +151,7 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
         corpora.setdefault(str(run.config.task_options.get("corpus", "reuters")), []).append(run)
     for corpus, every in corpora.items():
         page.section(f"Documents: {corpus}")
-        own, task = last_stages(every), task_of(every[0])
+        own, task = last_stages(every), every[0].task(Documents)
         numbers = task.statistics().items()
         page.table([name for name, _ in numbers], [[f"{number:,.1f}".removesuffix(".0") for _, number in numbers]])
         results_table(page, own)

@@ -6,6 +6,9 @@ from typing import Any
 
 from setstream.errors import ConfigurationError
 
+#: How each gradient is drawn.
+LINES = {"full": "-", "exact": "-", "unbiased": "--", "importance": "-.", "subset": ":"}
+
 
 def pyplot() -> Any:
     """The module matplotlib.pyplot."""

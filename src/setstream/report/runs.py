@@ -6,13 +6,16 @@ import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.tasks.loading import build_task, read_run, trained_model
 from setstream.training.config import FREE, TrainConfig
 from setstream.training.record import read_metrics
+from setstream.training.task import Task
+
+AnyTask = TypeVar("AnyTask", bound=Task)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class FinishedRun:
         size = self.config.chunk_size * self.config.grad_chunks
         gradient = self.config.gradient if self.config.gradient in ("full", "exact") else f"{self.config.gradient} {size}"
         return f"{self.config.model} ({gradient}{options})"
+
+    def task(self, kind: type[AnyTask]) -> AnyTask:
+        """The run's task, which is of this kind."""
+        task = build_task(self.config)
+        assert isinstance(task, kind)
+        return task
 
     def model(self) -> SetModel:
         """The trained model, in eval mode."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from setstream.data.files import need
-from setstream.durable import flush
+from setstream.durable import whole_or_nothing
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, MismatchError
 from setstream.model import SetModel
@@ -45,24 +45,22 @@ def write_rows(
     """Finalise states and write their rows, some at a time."""
     encoder = model.encoder if isinstance(model, SetModel) else model
     predict = isinstance(model, SetModel) and what != "representations"
-    hidden = out.with_name(f".{out.name}.writing")
-    writer = (_ParquetRows if out.suffix == ".parquet" else _H5Rows)(hidden)
     total = 0
     home = encoder.home() or torch.device("cpu")
-    for names, group in _batches(states, batch):
-        whole = State.cat(group).to(home)
-        z = encoder.finalize(whole)
-        columns: dict[str, np.ndarray] = {"count": whole.count.cpu().numpy()}
-        if what != "predictions":
-            columns["z"] = as_rows(z).float().cpu().numpy()
-        if predict:
-            assert isinstance(model, SetModel)
-            columns["y"] = as_rows(model.head(z)).float().cpu().numpy()
-        writer.write(names, columns)
-        total += len(names)
-    writer.close()
-    flush(hidden)
-    hidden.replace(out)
+    with whole_or_nothing(out) as hidden:
+        writer = (_ParquetRows if out.suffix == ".parquet" else _H5Rows)(hidden)
+        for names, group in _batches(states, batch):
+            whole = State.cat(group).to(home)
+            z = encoder.finalize(whole)
+            columns: dict[str, np.ndarray] = {"count": whole.count.cpu().numpy()}
+            if what != "predictions":
+                columns["z"] = as_rows(z).float().cpu().numpy()
+            if predict:
+                assert isinstance(model, SetModel)
+                columns["y"] = as_rows(model.head(z)).float().cpu().numpy()
+            writer.write(names, columns)
+            total += len(names)
+        writer.close()
     return total
 
 

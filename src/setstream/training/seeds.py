@@ -26,6 +26,20 @@ def mix(*numbers: int) -> int:
     return state >> 1
 
 
+def in_epochs(step: int, size: int, total: int, *seed: int) -> list[int]:
+    """The places of a step's batch among `total` things, all of which come once an epoch, each time in another order.
+
+    >>> sorted(in_epochs(0, 2, 4) + in_epochs(1, 2, 4)), sorted(in_epochs(0, 6, 3))
+    ([0, 1, 2, 3], [0, 0, 1, 1, 2, 2])
+    """
+    numbers = range(step * size, (step + 1) * size)
+    orders = {
+        epoch: torch.randperm(total, generator=torch.Generator().manual_seed(mix(*seed, epoch, 5)))
+        for epoch in {number // total for number in numbers}
+    }
+    return [int(orders[number // total][number % total]) for number in numbers]
+
+
 def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Set the generators that modules draw from (dropout, slots, partitions) for one step of one rank."""
     for generator in generators(device):

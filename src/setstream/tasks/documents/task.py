@@ -26,7 +26,7 @@ from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, statistics_of, tokens_of
-from setstream.training.seeds import mix
+from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
 #: Each corpus with its smallest document, in words, and how many training documents a label needs.
@@ -116,10 +116,7 @@ class Documents(Task):
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Documents in an order that is drawn anew for every epoch."""
         train = self.splits["train"]
-        rows = []
-        for number in range(step * size, (step + 1) * size):
-            order = torch.Generator().manual_seed(mix(number // len(train), 13))
-            rows.append(int(torch.randperm(len(train), generator=order)[number % len(train)]))
+        rows = in_epochs(step, size, len(train))
         return {"words": [self.tokens.document(train.index[row]) for row in rows], "labels": train.labels[rows].float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:

@@ -59,12 +59,3 @@ def intervals(
         values = torch.tensor([each[name] for each in drawn], dtype=torch.float64)
         found[f"{name}_low"], found[f"{name}_high"] = torch.nanquantile(values, ends).tolist()
     return found
-
-
-def bootstrap(values: Tensor, draws: int = 2000, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """An interval for the mean of values, by resampling."""
-    generator = torch.Generator().manual_seed(seed)
-    index = torch.randint(len(values), (draws, len(values)), generator=generator)
-    means = values.double()[index].mean(1)
-    low, high = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return low, high

@@ -24,7 +24,7 @@ from setstream.partition import Chunks
 from setstream.tasks.mil.bags import CLASSIC, Bags, classic, folds, stored
 from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS
-from setstream.training.seeds import mix
+from setstream.training.seeds import in_epochs, mix
 from setstream.training.task import Batch, Encode, Task
 
 Bag = Tensor | SetSource
@@ -98,12 +98,7 @@ class Mil(Task):
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Bags in an order that is drawn anew for every epoch."""
-        total = len(self.train)
-        chosen = []
-        for number in range(step * size, (step + 1) * size):
-            order = torch.Generator().manual_seed(mix(self.repeat, number // total, 5))
-            chosen.append(int(torch.randperm(total, generator=order)[number % total]))
-        picked = self.train.select(chosen)
+        picked = self.train.select(in_epochs(step, size, len(self.train), self.repeat))
         return {"bags": picked.bags, "label": picked.labels.float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
