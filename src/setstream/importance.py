@@ -11,8 +11,9 @@ none twice, and those with π_j = 1 always. Where few elements have a gradient a
 Among estimators that know |g_j| only, w_j = |g_j| has the least variance if all ∂φ_j/∂θ are of one size; the floor bounds the
 damage where they are not: no weight g_j/π_j exceeds |g_j| by more than a factor N (1 + floor) / (m floor).
 
-The features of all elements are kept between the two directions: in memory ("cache"), in files under a folder (a path), or not
-at all ("recompute": two more forward passes of phi without a graph).
+The features of all elements are kept between the two directions: in memory ("cache", with what the pool itself needs to go
+back: for a folded UMBC one weight an element and slot), in files under a folder (a path), or not at all ("recompute": two more
+forward passes of phi without a graph).
 """
 
 from __future__ import annotations
@@ -68,14 +69,13 @@ def inclusion_probabilities(weights: Tensor, owner: Tensor, sets: int, wanted: i
 def systematic_draw(probabilities: Tensor, owner: Tensor, sets: int, generator: torch.Generator | None) -> Tensor:
     """Positions drawn with exactly the given inclusion probabilities, each at most once; a draw of its own for each set."""
     order = torch.randperm(len(probabilities), generator=generator).to(owner.device)
-    owner, by_set = owner[order].sort(stable=True)
-    order = order[by_set]
+    order = order.index_select(0, owner.index_select(0, order).argsort(stable=True))  # set by set, in random order within each
     offset = torch.rand(sets, generator=generator, dtype=torch.float64).to(owner.device)
-    steps = probabilities[order].double().cumsum(0)
+    steps = probabilities.index_select(0, order).double().cumsum(0)
     counts = torch.bincount(owner, minlength=sets)
     starts = counts.cumsum(0) - counts
     before = torch.cat([steps.new_zeros(1), steps])[starts]  # what the sets before have taken
-    floors = (steps + (offset - before)[owner]).floor()
+    floors = steps.add_((offset - before).repeat_interleave(counts)).floor_()
     previous = floors.roll(1)
     previous[starts[counts > 0]] = 0.0
     return order[floors > previous]
@@ -112,7 +112,8 @@ class ImportancePass(Pass):
         self.seed = None
         self.wanted, self.floor, self.generator = wanted, floor, generator
         self.keep = features
-        self.cache: dict[int, Tensor | Path] = {}
+        self.cache: dict[int, Path] = {}
+        self.graphs: dict[int, tuple[Tensor, State]] = {}  # features and what the pool made of them
         self.folder: tempfile.TemporaryDirectory[str] | None = None
         if features not in ("cache", "recompute"):
             if not Path(features).is_dir():
@@ -120,36 +121,49 @@ class ImportancePass(Pass):
             self.folder = tempfile.TemporaryDirectory(prefix="setstream-features-", dir=features)
 
     def visit(self, block: Block, features: Tensor) -> None:
-        """Keep the block's features."""
+        """Keep the block's features in a file."""
         if self.folder is not None:
             path = Path(self.folder.name) / f"{block.index}.npy"
             kept = features.detach().cpu()
             np.save(path, (kept if kept.dtype == torch.float64 else kept.float()).numpy())
             self.cache[block.index] = path
-        elif self.keep == "cache":
-            self.cache[block.index] = features.detach()
+
+    def absorb(self, block: Block, features: Tensor) -> State:
+        """The block's part of the state; features that stay in memory keep the pool's graph with them."""
+        if self.keep != "cache":
+            return super().absorb(block, features)
+        with self.leaves() as (_, context), torch.enable_grad():
+            features = features.detach().requires_grad_(self.through_phi)
+            chunk = self.encoder.absorb(self.empty, context, block.packed, features)
+        self.graphs[block.index] = features, chunk
+        return chunk.detach()
 
     def _features(self, block: Block) -> Tensor:
-        kept = self.cache.get(block.index)
-        if isinstance(kept, Path):
-            return torch.from_numpy(np.load(kept)).to(self.empty.device)
-        if kept is None:
-            with torch.no_grad(), self._autocast():
-                kept = self.encoder.features(block.packed.elements)
-        return kept
+        if block.index in self.cache:
+            return torch.from_numpy(np.load(self.cache[block.index])).to(self.empty.device)
+        with torch.no_grad(), self._autocast():
+            return self.encoder.features(block.packed.elements)
+
+    @property
+    def through_phi(self) -> bool:
+        """Whether anything before the pool learns."""
+        return self.phi_learns or self.elements is not None
 
     def pull_back(self, cotangents: dict[str, dict[str, Tensor]]) -> list[Tensor | None]:
         """Exact through the pool for all elements; through phi for the drawn ones."""
         to_elements = None if self.elements is None else torch.zeros_like(self.elements)
-        through_phi = self.phi_learns or to_elements is not None
         found: dict[int, Tensor] = {}
         norms: dict[int, Tensor] = {}
         lengths: dict[int, list[int]] = {}
         with self.leaves() as (gradients, context):
             for block in self.blocks:
-                features = self._features(block).detach().requires_grad_(through_phi)
-                outputs, cots = self.outputs(block, context, features, cotangents)
-                g = gradients.add(outputs, cots, [features] if through_phi else [])
+                if self.keep == "cache":
+                    features, chunk = self.graphs[block.index]
+                    outputs, cots = self.shares(block, chunk, cotangents)
+                else:
+                    features = self._features(block).detach().requires_grad_(self.through_phi)
+                    outputs, cots = self.outputs(block, context, features, cotangents)
+                g = gradients.add(outputs, cots, [features] if self.through_phi else [], again=self.keep == "cache")
                 if g and g[0] is not None:
                     lengths[block.index] = block.packed.lengths
                     norms[block.index] = torch.linalg.vector_norm(g[0], self.order, dim=1)

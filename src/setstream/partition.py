@@ -39,7 +39,8 @@ class Piece:
 
     def of(self, elements: Tensor) -> Packed:
         """The piece itself; a view where the positions are a slice."""
-        return Packed(elements[self.positions], self.lengths)
+        own = elements[self.positions] if isinstance(self.positions, slice) else elements.index_select(0, self.positions)
+        return Packed(own, self.lengths)
 
     @property
     def total(self) -> int:

@@ -82,7 +82,9 @@ class Part:
             pieces = [first, *(other[name] for other in others)]
             widest = max(pieces, key=lambda piece: (piece.dim(), piece.numel() // max(len(piece), 1)))
             shape = widest.shape[1:]
-            joined[name] = torch.cat([align(piece, widest).expand(len(piece), *shape) for piece in pieces])
+            if any(piece.shape[1:] != shape for piece in pieces):
+                pieces = [align(piece, widest).expand(len(piece), *shape) for piece in pieces]
+            joined[name] = torch.cat(pieces)
         return type(self)(**joined)
 
     def merge(self, other: Self) -> Self:
@@ -221,8 +223,8 @@ class LogSums(Part):
     def _add(cls, a: dict[str, Tensor], b: dict[str, Tensor], shift: Tensor, sign: float) -> Self:
         spent = a["spent"] + b["spent"]
         return cls(
-            numerator=a["numerator"] + sign * b["numerator"],
-            normaliser=a["normaliser"] + sign * b["normaliser"],
+            numerator=torch.add(a["numerator"], b["numerator"], alpha=sign),
+            normaliser=torch.add(a["normaliser"], b["normaliser"], alpha=sign),
             spent=spent if sign > 0 else spent + b["normaliser"].detach().square(),
             shift=shift,
         )

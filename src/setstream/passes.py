@@ -82,13 +82,19 @@ class Gradients:
     def __post_init__(self) -> None:
         self.sums = [None] * len(self.targets)
 
-    def add(self, outputs: list[Tensor], cotangents: list[Tensor], extra: list[Tensor]) -> list[Tensor | None]:
-        """Add the gradients of `outputs` at `cotangents`; gives those with respect to `extra`, which are not summed."""
+    def add(
+        self, outputs: list[Tensor], cotangents: list[Tensor], extra: list[Tensor], again: bool = False
+    ) -> list[Tensor | None]:
+        """Add the gradients of `outputs` at `cotangents`; gives those with respect to `extra`, which are not summed.
+
+        again: the graph may be gone through once more.
+        """
         pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not pairs:
             return [None] * len(extra)
         outputs, cotangents = [list(side) for side in zip(*pairs, strict=True)]
-        found = torch.autograd.grad(outputs, [*self.targets, *extra], cotangents, allow_unused=True)
+        targets = [*self.targets, *extra]
+        found = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=again)
         for index, gradient in enumerate(found[: len(self.targets)]):
             if gradient is not None:
                 before = self.sums[index]
@@ -112,6 +118,7 @@ class Pass:
         self.phi_learns = any(p.requires_grad for p in encoder.phi.parameters())
         self.owners: dict[str, Tensor] = {}
         self.whole = empty
+        self._leaves: tuple[dict[int, Tensor], Context] | None = None
         random = any(module.training for module in encoder.phi.modules())
         self.seed = int(torch.randint(2**62, ())) if random else None
         kind = empty.device.type
@@ -128,7 +135,7 @@ class Pass:
             with self._replay(block):
                 features = self.encoder.features(block.packed.elements)
             self.visit(block, features)
-            chunk = self.encoder.absorb(state, self.context, block.packed, features)
+            chunk = self.absorb(block, features)
             self._claim(state, chunk, block.index)
             # The first chunk needs no merging with nothing; ranks, which may have none, need sums of one type.
             state = chunk if state is self.empty and self.group is None else state + chunk
@@ -142,6 +149,10 @@ class Pass:
 
     def visit(self, block: Block, features: Tensor) -> None:
         """Called with each block's features on the way forward."""
+
+    def absorb(self, block: Block, features: Tensor) -> State:
+        """The block's part of the state, going forward."""
+        return self.encoder.absorb(self.empty, self.context, block.packed, features)
 
     def _claim(self, before: State, chunk: State, index: int) -> None:
         """Remember which block holds each extreme value: it alone gets the gradient."""
@@ -186,9 +197,14 @@ class Pass:
         """Sums for all inputs, and the context; inside, both context and parameters are leaves of new graphs.
 
         Stand-ins take the parameters' places: their hooks should see one gradient for each backward, not one for each block.
+        They are the same each time, so that a graph made going forward can be used going back.
         """
-        context = {n: t.detach().requires_grad_(n in self.graded_context) for n, t in self.context.items()}
-        stand_ins = {id(p): p.detach().requires_grad_() for p in self.parameters}
+        if self._leaves is None:
+            self._leaves = (
+                {id(p): p.detach().requires_grad_() for p in self.parameters},
+                {n: t.detach().requires_grad_(n in self.graded_context) for n, t in self.context.items()},
+            )
+        stand_ins, context = self._leaves
         places: list[tuple[dict[str, Any], str, Tensor]] = [
             (module._parameters, name, p)
             for module in self.encoder.modules()
@@ -214,6 +230,12 @@ class Pass:
         """The block's part of the state with a graph, and what each of its tensors gets of the state's cotangent."""
         with torch.enable_grad(), self._autocast():
             chunk = self.encoder.absorb(self.empty, context, block.packed, features)
+        return self.shares(block, chunk, cotangents, factor)
+
+    def shares(
+        self, block: Block, chunk: State, cotangents: dict[str, dict[str, Tensor]], factor: Tensor | None = None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of a block's part of the state, and what each gets of the state's cotangent."""
         outputs, cots = [], []
         for name, cotangent in cotangents.items():
             owner = self.owners.get(name)

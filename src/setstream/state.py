@@ -11,7 +11,7 @@ it, and goes to bytes and back without pickle.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Self, SupportsIndex
@@ -122,6 +122,17 @@ class State:
             rows = torch.as_tensor(index, device=self.device)
             index = rows if rows.numel() else rows.long()  # an empty list has no type of its own
         return self._map(lambda tensor: tensor[index])
+
+    def __iter__(self) -> Iterator[State]:
+        """The sets, each a batch of one; views of this state's tensors."""
+        counts = self.count.split(1)
+        columns = {
+            name: (type(part), list(part.tensors), zip(*(tensor.split(1) for tensor in part.tensors.values()), strict=True))
+            for name, part in self.parts.items()
+        }
+        for count in counts:
+            parts = {name: kind(**dict(zip(keys, next(rows), strict=True))) for name, (kind, keys, rows) in columns.items()}
+            yield State(parts, count, self.origin)
 
     @staticmethod
     def cat(states: Sequence[State]) -> State:

@@ -17,10 +17,13 @@ from setstream.data.parquet import Group, ParquetSets
 from setstream.data.source import SetSource
 from setstream.data.tables import Ids
 from setstream.encoder import SetEncoder
+from setstream.layout import Packed
 from setstream.state import State
 
 # Elements in a share of a set that lies in a file of its own.
 SHARE = 2**18
+# Sets whose states are merged in one step: states of this many are in memory twice.
+MERGED_TOGETHER = 256
 
 
 @dataclass(frozen=True)
@@ -76,28 +79,35 @@ def add_rows(
 ) -> None:
     """Add rows (n, D) of several sets to the sets' states in `totals`; a set that is new there begins with its `earlier` state.
 
-    Set by set, some sets at a time: those that fit a chunk together are encoded, and added to what they were, in one step.
+    Set by set: sets that fit a chunk together are encoded in one step; some hundred sets are added to what they were in one.
     """
     device = encoder.home() or torch.device("cpu")
     order = ids.order()
     rows = None if order.rows is None else torch.from_numpy(order.rows)
+    blank = encoder.empty(1)
+    context = encoder.pool.prepare(blank)
 
-    def chunk(start: int, stop: int) -> Tensor:
+    def absorb(start: int, lengths: list[int]) -> State:
+        stop = start + sum(lengths)
         own = features[start:stop] if rows is None else features.index_select(0, rows[start:stop])
-        return own.to(device)
+        packed = Packed(own.to(device), lengths)
+        return encoder.absorb(blank, context, packed, encoder.features(packed.elements))
 
-    position = 0
+    position = merged = 0
+    waiting: list[State] = []
     for first, last in _together(order.lengths, chunk_size):
-        names, lengths = order.names[first:last], order.lengths[first:last]
-        state = State.cat([_before(encoder, name, totals, earlier) for name in names])
-        stop = position + sum(lengths)
-        if len(names) == 1:  # a large set by itself, chunk by chunk
-            for start in range(position, stop, chunk_size):
-                state = encoder.update(state, chunk(start, min(start + chunk_size, stop)).unsqueeze(0))
+        lengths = order.lengths[first:last]
+        if len(lengths) == 1:  # a large set by itself, chunk by chunk
+            pieces = [min(chunk_size, lengths[0] - start) for start in range(0, lengths[0], chunk_size)]
+            waiting.append(sum((absorb(position + number * chunk_size, [n]) for number, n in enumerate(pieces)), blank))
         else:
-            state = encoder.update(state, (chunk(position, stop), torch.tensor([0, *lengths]).cumsum(0)))
-        position = stop
-        totals.update((name, state[number]) for number, name in enumerate(names))
+            waiting.append(absorb(position, lengths))
+        position += sum(lengths)
+        if last - merged >= MERGED_TOGETHER or last == len(order.names):
+            names, merged = order.names[merged:last], last
+            before = State.cat([_before(encoder, name, totals, earlier) for name in names])
+            totals.update(zip(names, before + State.cat(waiting), strict=True))
+            waiting = []
 
 
 def _before(encoder: SetEncoder, name: str, totals: dict[str, State], earlier: Callable[[str], State | None]) -> State:
