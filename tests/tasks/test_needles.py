@@ -10,9 +10,9 @@ from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, 
 from setstream.training import TrainConfig, Trainer
 
 
-def bags(rate=0.004, seed=0, count=12, needle=3):
+def bags(rate=0.004, seed=0, count=12, needle=3, others=(0, 1, 5, 9)):
     numbers = torch.arange(1000)
-    return NeedleBags(numbers, numbers % 10, count=count, needle=needle, rate=rate, seed=seed)
+    return NeedleBags(numbers, numbers % 10, count=count, needle=needle, others=others, rate=rate, seed=seed)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.004, 0.02])
@@ -20,6 +20,7 @@ def test_positive_bags_hold_as_many_needles_as_the_rate_says_and_others_none(rat
     for number, bag in enumerate(bags(rate)):
         wanted = max(1, round(rate * len(bag))) if number % 2 else 0
         assert int((bag % 10 == 3).sum()) == wanted
+        assert set((bag % 10).tolist()) - {3} == {0, 1, 5, 9}
         assert SMALLEST <= len(bag) <= LARGEST
 
 
@@ -29,8 +30,10 @@ def test_bags_come_again_and_rates_differ_in_needles_alone():
     for few, many in zip(bags(0.001), bags(0.01), strict=True):
         assert int((few != many).sum()) <= round(0.01 * len(few))
     assert bags().labels.tolist() == [0, 1] * 6
-    with pytest.raises(ConfigurationError, match="one of the classes 0 .. 9; got 10"):
+    with pytest.raises(ConfigurationError, match=r"classes 0 .. 9, and the needle is none of the others; got 10 and \[0"):
         bags(needle=10)
+    with pytest.raises(ConfigurationError, match="the needle is none of the others; got 5 and"):
+        bags(needle=5)
     with pytest.raises(ConfigurationError, match="rate of needles lies between 0 and 1; got 1"):
         bags(rate=1)
 
@@ -66,7 +69,7 @@ def test_from_other_classes_to_a_head_to_the_whole(tmp_path):
     common = {"tensorboard": False, "seed": 0}
     first = TrainConfig("other-classes", "linear", model_options={}, steps=3, batch=8, gradient="full", **common)
     own = OtherClasses()
-    assert all(int((part.classes == 1).sum()) == 0 for part in own.parts.values())
+    assert all(set(part.classes.tolist()) == set(needles.OTHERS) for part in own.parts.values())
     Trainer(own, first, tmp_path / "pretrained", shown=False).run()
     weights = str(tmp_path / "pretrained" / "model.safetensors")
     sizes = {"train_bags": 4, "val_bags": 4, "test_bags": 4}

@@ -1,6 +1,8 @@
 """What every backbone is: a network from images to vectors, each image for itself.
 
-    x (n, 3, H, W), floats in [0, 1] or bytes  --(x - mean) / std-->  net  -->  (n, out_dim)
+    x (n, 3, H, W), floats in [0, 1] or bytes  --(x - mean) / std-->  net  --(f - centre) / spread-->  (n, out_dim)
+
+centre and spread are 0 and 1 unless `standardise` takes them from some features.
 
 A backbone stands at the beginning of phi, so it must look at one image at a time: no batch norm that learns. Ours have none.
 """
@@ -25,6 +27,8 @@ class Backbone(nn.Module):
 
     mean: Tensor
     std: Tensor
+    centre: Tensor
+    spread: Tensor
 
     def __init__(
         self, net: nn.Module, out_dim: int, mean: tuple[float, ...] = (0.0, 0.0, 0.0), std: tuple[float, ...] = (1.0, 1.0, 1.0)
@@ -33,6 +37,8 @@ class Backbone(nn.Module):
         self.net, self.out_dim = net, out_dim
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1), persistent=False)
+        self.register_buffer("centre", torch.zeros(out_dim))
+        self.register_buffer("spread", torch.ones(out_dim))
 
     def forward(self, x: Tensor) -> Tensor:
         """The features of every image."""
@@ -41,7 +47,20 @@ class Backbone(nn.Module):
         if x.dtype == torch.uint8:
             x = x.to(self.mean.dtype) / 255
         features: Tensor = self.net((x.to(self.mean.dtype) - self.mean) / self.std)
-        return features
+        return (features - self.centre) / self.spread
+
+    @torch.no_grad()
+    def standardise(self, images: Tensor, batch: int = 500) -> None:
+        """From now on features have mean zero and deviation one over these images (n, 3, H, W).
+
+        Features of a network that ends in a ReLU lie far from zero, and all means over bags of them look alike.
+        """
+        self.centre.zero_()
+        self.spread.fill_(1.0)
+        features = torch.cat([self(part.to(self.mean.device)) for part in images.split(batch)])
+        spread, centre = torch.std_mean(features, 0)
+        self.centre.copy_(centre)
+        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

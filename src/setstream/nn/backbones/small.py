@@ -1,6 +1,6 @@
 """A small network for small images, quick on a CPU.
 
-    x --conv 3x3, norm, ReLU--> width --[conv 3x3 /2, norm, ReLU] x 3, each twice as wide--> mean over the plane --> 8·width
+    x --conv 5x5 /2, norm, ReLU--> width --[conv 3x3 /2, norm, ReLU] x 2, each twice as wide--> mean over the plane --> 4·width
 
 The norm is a group norm, which looks at one image alone, so chunks are safe.
 """
@@ -14,16 +14,16 @@ from torch import nn
 
 from setstream.nn.backbones.base import Backbone, load_tensors, read_checkpoint
 
-WIDTH, GROUPS = 24, 8
+WIDTH, GROUPS = 32, 8
 
 
 def small(weights: str | Path | None = None, width: int = WIDTH) -> Backbone:
-    """Four convolutions with group norm: 192 features; weights: a file, or that of a run."""
-    widths = [3, width, 2 * width, 4 * width, 8 * width]
+    """Three convolutions with group norm: 128 features; weights: a file, or that of a run."""
+    widths = [3, width, 2 * width, 4 * width]
     layers: list[nn.Module] = []
     for before, own in pairwise(widths):
-        stride = 1 if before == 3 else 2
-        layers += [nn.Conv2d(before, own, 3, stride, padding=1, bias=False), nn.GroupNorm(GROUPS, own), nn.ReLU()]
+        size = 5 if before == 3 else 3
+        layers += [nn.Conv2d(before, own, size, 2, padding=size // 2, bias=False), nn.GroupNorm(GROUPS, own), nn.ReLU()]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     if weights is not None:
         load_tensors(net, read_checkpoint(Path(weights)), Path(weights))

@@ -91,26 +91,16 @@ def deepsets(clusters: int = 4, dim: int = 2) -> SetModel:
     return assemble(DeepSets("mean"), mlp([WIDTH] * 4), clusters, dim, per_slot=False)
 
 
-def sse(clusters: int = 4, dim: int = 2, normalise: bool = True, joined: bool = True, **options: Any) -> SetModel:
+def sse(clusters: int = 4, dim: int = 2, normalise: bool = True, **options: Any) -> SetModel:
     """The Slot Set Encoder, a slot for each component."""
     pool = SSE(WIDTH, clusters, WIDTH, WIDTH, HEADS, normalise=normalise, **options)
-    return _behind_slots(pool, clusters, dim, joined)
+    return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
 
 
-def sse_hierarchical(
-    clusters: int = 4, dim: int = 2, first: int = 16, normalise: bool = True, joined: bool = True, **options: Any
-) -> SetModel:
+def sse_hierarchical(clusters: int = 4, dim: int = 2, first: int = 16, normalise: bool = True, **options: Any) -> SetModel:
     """Two Slot Set Encoders on top of each other."""
     pool = HierarchicalSSE(WIDTH, (first, clusters), WIDTH, WIDTH, HEADS, normalise=normalise, **options)
-    return _behind_slots(pool, clusters, dim, joined)
-
-
-def _behind_slots(pool: HierarchicalSSE, clusters: int, dim: int, joined: bool) -> SetModel:
-    """The decoder of SSE: of all slots together, joined or pooled, or of each slot alone."""
-    if not joined:
-        return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
-    width = WIDTH * (pool.num_slots if pool.pool is None else 1)
-    return assemble(pool, nn.Sequential(nn.Flatten(1), mlp([width, *[WIDTH] * 3])), clusters, dim, per_slot=False)
+    return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
 
 
 def fspool(clusters: int = 4, dim: int = 2) -> SetModel:

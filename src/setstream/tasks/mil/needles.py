@@ -1,14 +1,14 @@
 """Needle bags: real images, of which a few in a thousand decide the label.
 
-    bag       N images of CIFAR-10, log N uniform between log 500 and log 4000
-    positive  max(1, round(rate · N)) of them, at random places, are of one class (the needle); all others never are
+    bag       N images of CIFAR-10, log N uniform between log 500 and log 4000; of some classes (vehicles)
+    positive  max(1, round(rate · N)) of them, at random places, are of one other class, the needle (frogs)
     images    training bags from the first 40,000, validation bags from the next 10,000, test bags from the test images
 
 Bag i of a split is a function of the seed and i, and is put together when it is asked for: bags take no memory. The bags of all
 rates have the same sizes and the same other images.
 
-Where the backbone comes from: `OtherClasses` trains it to tell the nine other classes apart, on the first 40,000 images. It has
-never seen a needle.
+Where the backbone comes from: `OtherClasses` trains it to tell the classes that are no needles apart, on the first 40,000
+images. It has never seen a needle.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from setstream.data.images import Images, cifar10
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
+from setstream.nn.backbones import Backbone
 from setstream.nn.backbones import backbone as named_backbone
+from setstream.nn.backbones.small import small
 from setstream.pools import DeepSets
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import phi_of
@@ -34,7 +36,10 @@ from setstream.training.task import Batch, Encode, Task
 
 SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
+NEEDLE, OTHERS = 6, (0, 1, 8, 9)
 TRAIN_IMAGES, VALIDATION_IMAGES = 40_000, 10_000
+# Images, none of them a needle, that say where the backbone's features lie and how far they spread.
+KNOWN_IMAGES = 4000
 
 
 def splits() -> dict[str, Images]:
@@ -44,22 +49,40 @@ def splits() -> dict[str, Images]:
     return {"train": images["train"].part(0, ends[0]), "val": images["train"].part(*ends), "test": images["test"]}
 
 
+def check_classes(needle: int, others: Sequence[int]) -> None:
+    """The needle and the others must be classes of CIFAR-10, and the needle none of the others."""
+    if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
+        raise ConfigurationError(
+            f"the needle and the others are classes 0 .. {CLASSES - 1}, and the needle is none of the others; got {needle} and "
+            f"{list(others)}"
+        )
+
+
 class NeedleBags(Sequence[Tensor]):
     """Bags of some images, or of their features, made when they are asked for; odd ones are positive.
 
     >>> images = Images(torch.arange(100).view(100, 1), torch.arange(100) % 10)
-    >>> bags = NeedleBags(images.pixels, images.classes, count=4, needle=3, rate=0.01, seed=0)
+    >>> bags = NeedleBags(images.pixels, images.classes, count=4, needle=3, others=(0, 1, 2), rate=0.01, seed=0)
     >>> [int((bag % 10 == 3).sum()) == max(1, round(0.01 * len(bag))) * (i % 2) for i, bag in enumerate(bags)]
     [True, True, True, True]
     """
 
-    def __init__(self, elements: Tensor, classes: Tensor, *, count: int, needle: int, rate: float, seed: int) -> None:
-        if not 0 <= needle < CLASSES:
-            raise ConfigurationError(f"the needle is one of the classes 0 .. {CLASSES - 1}; got {needle}")
+    def __init__(
+        self,
+        elements: Tensor,
+        classes: Tensor,
+        *,
+        count: int,
+        needle: int = NEEDLE,
+        others: Sequence[int] = OTHERS,
+        rate: float,
+        seed: int,
+    ) -> None:
+        check_classes(needle, others)
         if not 0 < rate < 1:
             raise ConfigurationError(f"the rate of needles lies between 0 and 1; got {rate}")
         self.elements, self.total, self.rate, self.seed = elements, count, rate, seed
-        self.needles, self.others = ((classes == needle).nonzero().flatten(), (classes != needle).nonzero().flatten())
+        self.needles, self.others = ((torch.isin(classes, torch.tensor(own))).nonzero().flatten() for own in ([needle], others))
 
     def __len__(self) -> int:
         return self.total
@@ -88,6 +111,7 @@ class Needles(Mil):
 
     rate:       the share of needles in a positive bag, 0.001 to 0.005; at least one.
     needle:     the class that counts: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
+    others:     the classes of all other images.
     train_bags, val_bags, test_bags:  how many there are; half of them are positive. bag_seed: which ones.
     features:   the weights of a backbone (`small`): bags of its features instead of pixels, to train a head on alone.
     """
@@ -98,7 +122,8 @@ class Needles(Mil):
     def __init__(
         self,
         rate: float = 0.003,
-        needle: int = 1,
+        needle: int = NEEDLE,
+        others: Sequence[int] = OTHERS,
         train_bags: int = 2000,
         val_bags: int = 100,
         test_bags: int = 200,
@@ -109,16 +134,33 @@ class Needles(Mil):
         self.repeat, self.test_chunk, self.weights = bag_seed, test_chunk, (1.0, 1.0)
         images = splits()
         elements = {name: part.pixels for name, part in images.items()}
+        known = torch.isin(images["train"].classes, torch.tensor(others))
+        self.known = images["train"].pixels[known][:KNOWN_IMAGES]
         if features is not None:
-            net = named_backbone("small", weights=features).eval()
+            net = small(features).eval()
+            net.standardise(self.known)
             elements = {name: _features(net, pixels) for name, pixels in elements.items()}
         found = {}
         for turn, (name, count) in enumerate((("train", train_bags), ("val", val_bags), ("test", test_bags))):
             own = NeedleBags(
-                elements[name], images[name].classes, count=count, needle=needle, rate=rate, seed=mix(bag_seed, turn)
+                elements[name],
+                images[name].classes,
+                count=count,
+                needle=needle,
+                others=others,
+                rate=rate,
+                seed=mix(bag_seed, turn),
             )
             found[name] = Bags(own, own.labels)
         self.train, self.validation, self.test = found["train"], found["val"], found["test"]
+
+    def build(self, model: str, **options: Any) -> SetModel:
+        """One of the models; the features of its backbone, if it has one, are standardised by images without needles."""
+        built = super().build(model, **options)
+        for module in built.modules():
+            if isinstance(module, Backbone):
+                module.standardise(self.known)
+        return built
 
 
 @torch.no_grad()
@@ -127,13 +169,13 @@ def _features(net: nn.Module, pixels: Tensor) -> Tensor:
 
 
 class OtherClasses(Task):
-    """Tell the nine classes that are no needles apart, an image a set: where the backbone of the needle bags comes from.
+    """Tell the classes that are no needles apart, an image a set: where the backbone of the needle bags comes from.
 
-    needle: the class that is left out.
+    others: those classes.
     """
 
     name = "other-classes"
-    summary = "CIFAR-10 without one class, an image a set: a backbone for needle bags (accuracy)"
+    summary = "some classes of CIFAR-10, an image a set: a backbone for needle bags (accuracy)"
 
     @staticmethod
     def _classifier(backbone: str = "small", backbone_options: dict[str, Any] | None = None) -> SetModel:
@@ -146,11 +188,11 @@ class OtherClasses(Task):
 
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {"linear": _classifier}
 
-    def __init__(self, needle: int = 1) -> None:
-        self.parts = {
-            name: Images(own.pixels[own.classes != needle], own.classes[own.classes != needle])
-            for name, own in splits().items()
-        }
+    def __init__(self, others: Sequence[int] = OTHERS) -> None:
+        self.parts = {}
+        for name, own in splits().items():
+            wanted = torch.isin(own.classes, torch.tensor(others))
+            self.parts[name] = Images(own.pixels[wanted], own.classes[wanted])
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images, half of them mirrored, all of them shifted by up to four pixels."""
