@@ -44,8 +44,11 @@ def test_the_report_is_one_page_that_needs_nothing_else(runs, tmp_path, monkeypa
     monkeypatch.setattr(evidence, "SIZES", [16, 32])
     monkeypatch.setattr(evidence.add_evidence, "__kwdefaults__", {"em_sets": 2})
     out = tmp_path / "deep" / "report.html"
-    assert len(write_report([runs], out)) == 7
+    assert len(write_report([runs], out, tmp_path / "figures")) == 7
     text = out.read_text()
+    pictures = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert len(pictures) == text.count("data:image/")
+    assert pictures[0] == "01-gap-to-the-oracle-while-training.png"
     for wanted in (
         "deepsets (unbiased 8)",
         "2.43",

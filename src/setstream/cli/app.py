@@ -228,12 +228,13 @@ def sweep(
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(help="A folder for the page's pictures as files of their own.")] = None,
 ) -> None:
     """Turn finished runs into one self-contained HTML page."""
     from setstream.report import write_report
 
     with console.status("drawing"):
-        runs = write_report(folders, out)
+        runs = write_report(folders, out, figures)
     console.print(f"{len(runs)} runs: {out}", highlight=False)
 
 

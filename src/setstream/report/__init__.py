@@ -18,8 +18,8 @@ EVIDENCE = {
 }
 
 
-def write_report(folders: list[Path], out: Path) -> list[FinishedRun]:
-    """One self-contained page about all finished runs in the folders."""
+def write_report(folders: list[Path], out: Path, figures: Path | None = None) -> list[FinishedRun]:
+    """One self-contained page about all finished runs in the folders; its pictures also as files, if a folder is given."""
     runs = find_runs(folders)
     tasks = list(dict.fromkeys(run.config.task for run in runs))
     page = Page("setstream: " + ", ".join(tasks))
@@ -37,7 +37,7 @@ def write_report(folders: list[Path], out: Path) -> list[FinishedRun]:
     page.section("Hardware and versions")
     for text in sorted(environments):
         page.code(text)
-    page.write(out)
+    page.write(out, figures)
     return runs
 
 

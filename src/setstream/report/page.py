@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class Page:
     def __init__(self, title: str) -> None:
         self.title = title
         self.parts: list[str] = []
+        self.pictures: list[tuple[str, bytes]] = []  # name of a file, content
 
     def section(self, title: str) -> None:
         """Begin a section."""
@@ -64,6 +66,8 @@ class Page:
 
     def picture(self, content: bytes, kind: str, about: str) -> None:
         """A picture: png or gif."""
+        words = re.sub(r"[^a-z0-9]+", "-", about.lower()).strip("-")
+        self.pictures.append((f"{len(self.pictures) + 1:02}-{words[:60]}.{kind}", content))
         data = base64.b64encode(content).decode()
         self.parts.append(f'<figure><img alt="{html.escape(about)}" src="data:image/{kind};base64,{data}">')
         self.parts.append(f'<figcaption class="note">{html.escape(about)}</figcaption></figure>')
@@ -78,7 +82,11 @@ class Page:
             + "</body></html>"
         )
 
-    def write(self, path: Path) -> None:
-        """Write the page to a file."""
+    def write(self, path: Path, figures: Path | None = None) -> None:
+        """Write the page to a file, and its pictures into a folder if one is given."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.html(), encoding="utf-8")
+        if figures is not None:
+            figures.mkdir(parents=True, exist_ok=True)
+            for name, content in self.pictures:
+                (figures / name).write_bytes(content)

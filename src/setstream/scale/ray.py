@@ -81,7 +81,7 @@ def ray_states(
         batch_size=1,
         compute=ray_data.ActorPoolStrategy(size=workers),
     )
-    summed = partial.groupby("id").aggregate(
+    summed = partial.groupby("id", num_partitions=4 * workers).aggregate(  # a partition is a task: not 200, the default
         aggregate.AggregateFn(
             init=lambda _: None,
             accumulate_row=lambda total, row: _add(total, row["state"]),

@@ -7,7 +7,7 @@
 Bag i of a split is a function of the seed and i, and is put together when it is asked for: bags take no memory. The bags of all
 rates have the same sizes and the same other images.
 
-Where the backbone comes from: `OtherClasses` trains it to tell the classes that are no needles apart, on the first 40,000
+Where the backbone comes from: `OtherClasses` trains it to tell the nine classes apart that are no needles, on the first 40,000
 images. It has never seen a needle.
 """
 
@@ -38,7 +38,7 @@ SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
 NEEDLE, OTHERS = 6, (0, 1, 8, 9)
 TRAIN_IMAGES, VALIDATION_IMAGES = 40_000, 10_000
-# Images, none of them a needle, that say where the backbone's features lie and how far they spread.
+# Images that the backbone knows, none of them a needle: they say where its features lie and how far they spread.
 KNOWN_IMAGES = 4000
 
 
@@ -134,8 +134,7 @@ class Needles(Mil):
         self.repeat, self.test_chunk, self.weights = bag_seed, test_chunk, (1.0, 1.0)
         images = splits()
         elements = {name: part.pixels for name, part in images.items()}
-        known = torch.isin(images["train"].classes, torch.tensor(others))
-        self.known = images["train"].pixels[known][:KNOWN_IMAGES]
+        self.known = images["train"].pixels[images["train"].classes != needle][:KNOWN_IMAGES]
         if features is not None:
             net = small(features).eval()
             net.standardise(self.known)
@@ -169,13 +168,13 @@ def _features(net: nn.Module, pixels: Tensor) -> Tensor:
 
 
 class OtherClasses(Task):
-    """Tell the classes that are no needles apart, an image a set: where the backbone of the needle bags comes from.
+    """Tell the nine classes that are no needles apart, an image a set: where the backbone of the needle bags comes from.
 
-    others: those classes.
+    needle: the class that is left out.
     """
 
     name = "other-classes"
-    summary = "some classes of CIFAR-10, an image a set: a backbone for needle bags (accuracy)"
+    summary = "CIFAR-10 without one class, an image a set: a backbone for needle bags (accuracy)"
 
     @staticmethod
     def _classifier(backbone: str = "small", backbone_options: dict[str, Any] | None = None) -> SetModel:
@@ -188,11 +187,11 @@ class OtherClasses(Task):
 
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {"linear": _classifier}
 
-    def __init__(self, others: Sequence[int] = OTHERS) -> None:
-        self.parts = {}
-        for name, own in splits().items():
-            wanted = torch.isin(own.classes, torch.tensor(others))
-            self.parts[name] = Images(own.pixels[wanted], own.classes[wanted])
+    def __init__(self, needle: int = NEEDLE) -> None:
+        self.parts = {
+            name: Images(own.pixels[own.classes != needle], own.classes[own.classes != needle])
+            for name, own in splits().items()
+        }
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images, half of them mirrored, all of them shifted by up to four pixels."""
