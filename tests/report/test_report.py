@@ -42,6 +42,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(runs, tmp_path, monkeypa
     monkeypatch.setattr(evidence, "partition_variance", lambda: {"x": {1: (0.0, 0.0)}})
     monkeypatch.setattr(streams.streams_gif, "__defaults__", (2,))
     monkeypatch.setattr(evidence, "SIZES", [16, 32])
+    monkeypatch.setattr(evidence, "PAPER_SCHEDULE", (2, TrainConfig("clustering", "deepsets").chunk_size))
     monkeypatch.setattr(evidence.add_evidence, "__kwdefaults__", {"em_sets": 2})
     out = tmp_path / "deep" / "report.html"
     assert len(write_report([runs], out, tmp_path / "figures")) == 7

@@ -38,6 +38,7 @@ PAPER = {
     "umbc+set-transformer": (1.84, 100, 1.63),
 }
 PAPER_ORACLE = 1.55
+PAPER_SCHEDULE = 50_000, 8  # steps, points in a gradient set
 UMBC = "umbc+set-transformer"
 SIZES = [64, 128, 256, 512, 1024, 2048]
 
@@ -60,7 +61,8 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
         model, config = group[0].model(), group[0].config
         memory, duration = cost_of_a_chunk(model, group[0].task(Clustering).dim)
         paper = PAPER.get(config.model)
-        plain = not config.model_options and config.gradient in ("unbiased", "subset")
+        schedule = (config.steps, config.chunk_size) == PAPER_SCHEDULE
+        plain = schedule and not config.model_options and config.gradient in ("unbiased", "subset")
         same = plain and (config.gradient == "unbiased") == model.encoder.pool.consistent
         whole = [run.metrics["nll_whole"] for run in group if "nll_whole" in run.metrics]
         rows.append(

@@ -16,12 +16,15 @@ def kept_bytes(run: Callable[[], Any]) -> int:
     >>> weight = torch.randn(8, 8, requires_grad=True)
     >>> kept_bytes(lambda: (torch.ones(5, 8) @ weight).relu())          # the ones and the result, 5 x 8 floats each
     320
+    >>> kept_bytes(lambda: torch.nn.functional.linear(torch.ones(5, 8), weight).relu())
+    320
     """
     kept: dict[int, int] = {}
     alive: list[Tensor] = []  # or a later tensor may lie where an earlier one was
 
     def pack(tensor: Tensor) -> Tensor:
-        if not (tensor.is_leaf and tensor.requires_grad):
+        origin = tensor if tensor._base is None else tensor._base  # a linear layer keeps its weight's transpose
+        if not (origin.is_leaf and origin.requires_grad):
             storage = tensor.untyped_storage()
             kept[storage.data_ptr()] = storage.nbytes()
             alive.append(tensor)
