@@ -49,7 +49,7 @@ def test_the_report_is_one_page_that_needs_nothing_else(runs, tmp_path, monkeypa
     text = out.read_text()
     pictures = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert len(pictures) == text.count("data:image/")
-    assert pictures[0] == "01-gap-to-the-oracle-while-training.png"
+    assert pictures[0] == "01-gap-to-the-oracle-while-training-2-steps.png"
     for wanted in (
         "deepsets (unbiased 8)",
         "2.43",

@@ -91,14 +91,14 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
 def curves_figure(runs: list[FinishedRun], metric: str) -> Figure:
     """A test metric against the step, for every kind of run."""
     plt = pyplot()
-    figure, axis = plt.subplots(figsize=(8, 4.5), constrained_layout=True)
+    figure, axis = plt.subplots(figsize=(10, 4.5), constrained_layout=True)
     for number, (label, group) in enumerate(by_label(runs).items()):
         for run in group:
             steps, values = run.curve(metric)
             axis.plot(steps, values, color=f"C{number % 10}", linestyle=["-", "--", ":"][number // 10 % 3], linewidth=1)
         axis.plot([], [], color=f"C{number % 10}", linestyle=["-", "--", ":"][number // 10 % 3], label=label)
     axis.set(xlabel="step", ylabel=metric, yscale="log")
-    axis.legend(fontsize=6, ncol=2)
+    figure.legend(loc="outside right upper", fontsize=6)
     return figure
 
 
@@ -196,7 +196,8 @@ def add_evidence(page: Page, runs: list[FinishedRun], *, em_sets: int = 50) -> N
         own = [run for run in runs if json.dumps(run.config.task_options, sort_keys=True) == kind]
         page.section("Results" if kind == "{}" else f"Results with {kind}")
         results_table(page, own)
-        page.figure(curves_figure(own, "gap"), "gap to the oracle while training")
+        for steps, together in by_steps(own).items():
+            page.figure(curves_figure(together, "gap"), f"gap to the oracle while training, {steps:,} steps")
         add_activations(page, own)
         add_gradients(page, own)
     if em_sets:
