@@ -19,6 +19,7 @@ from torch import Tensor
 from setstream.data.source import SetSource
 from setstream.model import SetModel
 from setstream.stream import evaluating
+from setstream.tasks.mil.task import as_sets
 from setstream.training.config import TrainConfig
 from setstream.training.optimizer import make_optimizer
 from setstream.training.progress import Progress
@@ -43,7 +44,11 @@ class SetsEncode:
         small = sum(map(len, sets)) <= self.chunk_size * len(sets)
         gradient = self.gradient if self.gradient != "auto" else "full" if small else "exact"
         home = model.encoder.home()
-        given: Any = [one.tensor().to(home, torch.float32) for one in sets] if small or gradient == "subset" else sets
+        given: Any = sets
+        if small:
+            given = [one.tensor().to(home, torch.float32) for one in sets]
+        elif gradient == "subset" and torch.is_grad_enabled():  # what is not drawn is not read
+            gradient, given = "full", as_sets(sets, self.chunk_size, home, seen=self.chunk_size * self.grad_chunks)
         return Encode(gradient, self.chunk_size, self.grad_chunks)(model.encoder, given)
 
 
