@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "training": {"data", "scale"},
     "tasks": {"pools", "nn", "data", "scale", "training"},
     "report": {"pools", "nn", "data", "scale", "training", "tasks"},
+    "integrations": {"pools", "nn", "data", "scale", "training", "tasks"},
     "cli": {"data", "scale", "training", "tasks", "report"},
 }
 

@@ -5,7 +5,7 @@
 See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool, `State` for what is kept.
 """
 
-from setstream import data, errors, nn, testing
+from setstream import data, errors, integrations, nn, pure, testing
 from setstream.encode import encode
 from setstream.encoder import SetEncoder
 from setstream.model import SetModel
@@ -39,7 +39,9 @@ __all__ = [
     "data",
     "encode",
     "errors",
+    "integrations",
     "nn",
+    "pure",
     "scatter_sets",
     "streamed_loss",
     "testing",

@@ -18,6 +18,7 @@ from setstream.errors import BatchStatisticsError, ConfigurationError, DeviceErr
 from setstream.fingerprint import Origin
 from setstream.layout import Packed, Sets, pack
 from setstream.pool import Context, Pool, cast, named_tensors, parameter_dtype, take
+from setstream.pretrained import Pretrained
 from setstream.state import State
 
 
@@ -29,7 +30,7 @@ def all_finite(x: Tensor) -> bool:
     return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
-class SetEncoder(nn.Module):
+class SetEncoder(Pretrained, nn.Module):
     """Encode sets of any size, in any chunks: z = pool({phi(x) : x in set}).
 
     `phi` is any module that treats elements independently: it gets (M, ...) elements and gives (M, in_dim) features.

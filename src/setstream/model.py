@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from setstream.encoder import SetEncoder
 from setstream.layout import Sets
+from setstream.pretrained import Pretrained
 from setstream.state import State
 from setstream.stream import SetStream
 
 
-class SetModel(nn.Module):
+class SetModel(Pretrained, nn.Module):
     """An encoder and a head: y = head(encoder(set)).
 
     `head` is any module on what the pool gives, (B, num_slots, out_dim): a Set Transformer, a BERT, an MLP. However the set was

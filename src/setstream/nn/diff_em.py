@@ -80,13 +80,13 @@ class DiffEM(nn.Module):
         if self.output == "all":
             return torch.cat([weights.flatten(1), means.flatten(1), variances.flatten(1)], dim=1)
         best = likelihood.argmax(1)  # (B,)
-        rows = torch.arange(len(x), device=x.device)
+        rows = torch.arange(x.shape[0], device=x.device)
         chosen = [t[rows, best].flatten(1) for t in (weights, means, variances)]
         return torch.cat([F.one_hot(best, self.heads).to(x.dtype), *chosen], dim=1)
 
     def fit(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """MAP-EM: weights (B, H, p), means and variances (B, H, p, d), mean log-likelihood (B, H) of the fit."""
-        batch = len(x)
+        batch = x.shape[0]
         # Everything moves with the set: around its mean, differences of squares lose the fewest digits.
         centre = masked_mean(x.detach(), mask)[:, None, None]  # (B, 1, 1, d)
         x = x - centre[:, 0]

@@ -99,7 +99,7 @@ class PMA(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The seeds after they have read the set."""
         x = check_set(x, self.block.dim, mask, self)
-        return self.block(self.seeds.to(x.dtype).expand(len(x), -1, -1), x, mask)
+        return self.block(self.seeds.to(x.dtype).expand(x.shape[0], -1, -1), x, mask)
 
 
 class SetTransformer(nn.Module):

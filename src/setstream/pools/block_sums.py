@@ -61,5 +61,5 @@ def block_sums(
 ) -> Sums:
     """The sums of one block, by autograd's own way back."""
     weights, shift = log_weights(queries, keys, offset, activation, slots, mask)
-    numerator = torch.bmm(weights.view(len(queries), -1, values.shape[1]), values)
+    numerator = torch.bmm(weights.view(queries.shape[0], -1, values.shape[1]), values)
     return numerator.view(*slots, -1), weights.sum(-1), shift

@@ -48,7 +48,7 @@ class ChunkMean(Pool):
         """One more chunk."""
         encoded: Tensor = self.module(features) if mask is None else self.module(features, mask=mask)
         dtype = accumulator_dtype(features.device)
-        seen = features.new_ones(len(features)) if mask is None else mask.any(1)
+        seen = features.new_ones(features.shape[0]) if mask is None else mask.any(1)
         chunks = seen.to(dtype)
         return {"pooled": Sums(total=encoded.to(dtype) * align(chunks, encoded), chunks=chunks)}
 

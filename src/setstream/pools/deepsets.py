@@ -63,7 +63,7 @@ class DeepSets(Pool):
             return {"pooled": kind(value=features.amax(1) if self.pool == "max" else features.amin(1))}
         dtype = accumulator_dtype(features.device)
         features = features if hidden is None else features.masked_fill(hidden, 0.0)
-        mass = torch.full((len(features),), features.shape[1], device=features.device) if mask is None else mask.sum(1)
+        mass = torch.full((features.shape[0],), features.shape[1], device=features.device) if mask is None else mask.sum(1)
         return {"pooled": Sums(total=features.sum(1, dtype=dtype), mass=mass.to(dtype))}
 
     def finalize(self, state: State) -> Tensor:

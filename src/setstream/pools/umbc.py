@@ -265,7 +265,7 @@ class UMBC(Pool):
         """Keys (B H, d/H, n) and values (B H, n, d/H), without biases: those enter as `offset` and in `finalize`."""
         batch, size = features.shape[:2]
         weights = [linear.weight.to(features.dtype) for linear in (self.key, self.value)]
-        if batch == 1:
+        if not torch.compiler.is_compiling() and batch == 1:  # a graph must fit any batch
             keys, values = ((weight @ features[0].T).view(self.heads, -1, size) for weight in weights)
         else:
             by_head = [F.linear(features, weight).unflatten(-1, (self.heads, -1)) for weight in weights]

@@ -54,8 +54,9 @@ def weighted_sums(
     batch, size = features.shape[:2]
     rows = slots[0] * slots[1]
     budget = CPU_BLOCK if features.device.type == "cpu" else ACCELERATOR_BLOCK
-    together = max(1, SETS_A_BLOCK * budget // (rows * size))
-    if together < batch:  # as many sets at a time as fit a block
+    compiled = torch.compiler.is_compiling()  # a compiler cuts loops by itself, and its graph must fit every size: one block
+    together = batch if compiled else max(1, SETS_A_BLOCK * budget // (rows * size))
+    if not compiled and together < batch:  # as many sets at a time as fit a block
         groups = [
             weighted_sums(own_queries, own, project, own_offset, activation, slots, own_mask)
             for own, own_queries, own_offset, own_mask in zip(
@@ -66,6 +67,10 @@ def weighted_sums(
 
     queries = queries.expand(batch, *queries.shape[1:]).flatten(0, 1)  # (B * G, R, E)
     shape = (batch, *slots)
+    if compiled:
+        keys, values = (features.mT, features) if project is None else project(features)
+        numerator, normaliser, shift = block_sums(queries, keys, values, offset, activation, shape, mask)
+        return LogSums(numerator=numerator, normaliser=normaliser, shift=shift, spent=torch.zeros_like(shift))
     step = size if batch > 1 else max(SHORTEST_BLOCK, budget // rows)
     masks = repeat(None) if mask is None else mask.split(step, dim=1)
     total: LogSums | None = None

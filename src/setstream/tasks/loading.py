@@ -7,9 +7,10 @@ from pathlib import Path
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.tasks import task_class
-from setstream.training.checkpoint import load_weights, weights_of
+from setstream.training.checkpoint import weights_of
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
+from setstream.weights import load_weights
 
 
 def build_task(config: TrainConfig) -> Task:

@@ -17,28 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from setstream.durable import flush, whole_or_nothing
+from setstream.durable import flush
 from setstream.errors import ConfigurationError
+from setstream.weights import load_weights, save_weights
 
 KEPT = 2
-
-
-def save_weights(model: nn.Module, path: Path) -> None:
-    """The weights as safetensors, at once; tensors that share memory are stored once for each name."""
-    with whole_or_nothing(path) as hidden:
-        save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}, hidden)
-
-
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load weights, or say which do not fit."""
-    found: dict[str, Tensor] = load_file(path)
-    try:
-        model.load_state_dict(found)
-    except RuntimeError as error:
-        raise ConfigurationError(f"the weights in {path} are not those of this model: {error}") from error
 
 
 def weights_of(place: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from setstream.errors import ConfigurationError
 from setstream.layout import Sets
 from setstream.model import SetModel
 from setstream.partition import Chunks
+from setstream.places import place_of
 from setstream.scale.scatter import are_sources, scatter_sets
 
 Batch = dict[str, Any]
@@ -87,10 +89,15 @@ class Task(ABC):
         """One of the task's models."""
         if model not in self.models:
             raise ConfigurationError(f"{self.name} has no model {model!r}: choose one of {', '.join(self.models)}")
+        builder = self.models[model]
         try:
-            return self.models[model](**options)
+            built = builder(**options)
         except TypeError as error:
             raise ConfigurationError(f"the model {model} does not take these options ({options}): {error}") from error
+        place = place_of(builder, model)
+        with suppress(ConfigurationError):  # options that no file could hold: such a model is saved by who builds it
+            return built if place is None else built.remember(place, options)
+        return built
 
     @abstractmethod
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:

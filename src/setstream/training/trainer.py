@@ -33,7 +33,7 @@ from setstream.durable import write_atomically
 from setstream.errors import ConfigurationError, NonFiniteError
 from setstream.model import SetModel
 from setstream.training.allocator import keep_freed_memory
-from setstream.training.checkpoint import Checkpoints, load_weights, save_weights
+from setstream.training.checkpoint import Checkpoints
 from setstream.training.config import FREE, TrainConfig
 from setstream.training.optimizer import make_optimizer
 from setstream.training.processes import Processes, choose_device, local_rank
@@ -43,6 +43,7 @@ from setstream.training.seeds import batch_generator, seed_step
 from setstream.training.signals import asked_to_stop
 from setstream.training.stages import begin_with, freeze, train_mode
 from setstream.training.task import Batch, Encode, Task
+from setstream.weights import load_weights, save_weights
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,14 @@
 """Trained models that come with the package.
 
-Each is a safetensors file beside this module, in half precision to be small, with the options that built the model and what it
-scored in its header.
+Each is a folder beside this module, as `save_pretrained` writes it: in half precision to be small, with what the model scored
+under `about` in its config.json.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from safetensors import safe_open
-from safetensors.torch import save_file
+import torch
 
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
@@ -19,14 +17,14 @@ from setstream.tasks.clustering.models import MODELS
 FOLDER = Path(__file__).parent / "weights"
 
 
-def file_of(name: str) -> Path:
-    """Where the weights of a model lie."""
-    return FOLDER / f"{name.replace('+', '-')}.safetensors"
+def folder_of(name: str) -> Path:
+    """Where a model lies."""
+    return FOLDER / name.replace("+", "-")
 
 
 def available() -> list[str]:
     """The models that are shipped."""
-    return [name for name in MODELS if file_of(name).is_file()]
+    return [name for name in MODELS if folder_of(name).is_dir()]
 
 
 def pretrained(name: str) -> SetModel:
@@ -41,17 +39,9 @@ def pretrained(name: str) -> SetModel:
     """
     if name not in available():
         raise ConfigurationError(f"no weights of {name!r} are shipped: choose one of {', '.join(available())}")
-    with safe_open(file_of(name), "pt") as file:
-        options = json.loads(file.metadata()["options"])
-        weights = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118
-    model = MODELS[name](**options)
-    model.load_state_dict(weights)
-    return model.eval()
+    return SetModel.from_pretrained(folder_of(name))
 
 
 def ship(name: str, model: SetModel, options: dict[str, object], about: dict[str, object]) -> Path:
-    """Write the weights of a trained model into the package."""
-    FOLDER.mkdir(exist_ok=True)
-    metadata = {"options": json.dumps(options), "about": json.dumps(about)}
-    save_file({key: tensor.half().contiguous() for key, tensor in model.state_dict().items()}, file_of(name), metadata)
-    return file_of(name)
+    """Write a trained model into the package."""
+    return model.save_pretrained(folder_of(name), builder=MODELS[name], options=options, about=about, dtype=torch.float16)

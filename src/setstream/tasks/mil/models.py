@@ -145,7 +145,7 @@ def umbc_fspool(width: int, **options: Any) -> tuple[Pool, nn.Module]:
     return _umbc(width, **options), nn.Sequential(FSPool(width), _two_layers(width))
 
 
-def set_transformer_body(width: int, dropout: float = 0.5) -> nn.Sequential:
+def set_transformer_body(width: int, dropout: float = 0.5, outputs: int = 1) -> nn.Sequential:
     """SAB, pooling to one seed with dropout before and after, a linear layer."""
     return nn.Sequential(
         SAB(width, HEADS, layer_norm=True),
@@ -153,7 +153,7 @@ def set_transformer_body(width: int, dropout: float = 0.5) -> nn.Sequential:
         PMA(width, HEADS, layer_norm=True),
         nn.Flatten(1),
         nn.Dropout(dropout),
-        nn.Linear(width, 1),
+        nn.Linear(width, outputs),
     )
 
 

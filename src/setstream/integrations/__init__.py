@@ -1,0 +1,21 @@
+"""The library in the interfaces that people already know: scikit-learn, PyG, ONNX.
+
+Each is imported when it is first touched (`ss.integrations.sklearn`), and needs its own extra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+NAMES = ("onnx", "pyg", "sklearn")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in NAMES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(NAMES)

@@ -1,0 +1,138 @@
+"""A stream on a device that has no PyTorch: three graphs, and the state of nothing.
+
+    folder/update.onnx     state, chunk (B, n, d)      -> state           n and B as you like, n > 0
+           merge.onnx      state, other state          -> state
+           predict.onnx    state                       -> output          head(finalize(state))
+           empty.npz       the state of one set without elements; repeat its rows for more sets
+
+The tensors of a state have the names of `setstream.pure`; those of the other state, and the new ones, have `other.` and `new.`
+in front. The graphs are those of eval mode.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from setstream import pure
+from setstream.data.files import need
+from setstream.errors import ConfigurationError, ShapeError
+from setstream.model import SetModel
+from setstream.parts import Shared
+from setstream.pool import named_tensors
+
+CHUNK, OTHER, NEW = "chunk", "other.", "new."
+GRAPHS = ("update", "merge", "predict")
+
+
+class _Graph(nn.Module):
+    """A pure function of a model, on tensors that come one after another."""
+
+    def __init__(self, model: SetModel, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """What the function gives, as a tuple."""
+        return tuple(tensor for _, tensor in named_tensors(self.run(*tensors)))
+
+
+def export(model: SetModel, folder: str | Path, elements: Tensor) -> Path:
+    """Write update.onnx, merge.onnx, predict.onnx and empty.npz; `elements` (M, ...) shows what an element looks like.
+
+    The head must give a tensor, or a dict of tensors. `ChunkMean` and pools of your own work if torch.onnx knows what they do.
+    """
+    for package in ("onnx", "onnxscript"):
+        need(package, "onnx", "ONNX files")
+    if elements.dim() < 2 or not len(elements):
+        raise ShapeError(
+            f"elements are (M, ...), at least one, to show what an element looks like; got {tuple(elements.shape)}"
+        )
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            _export(model.eval(), folder, elements)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return folder
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter says about packages that it looks for and about its own names."""
+    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    for logger, _ in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in loggers:
+            logger.setLevel(level)
+
+
+def _export(model: SetModel, folder: Path, elements: Tensor) -> None:
+    encoder = model.encoder
+    if any(isinstance(part, Shared) for part in encoder.pool.draw_parts(1, elements.device, None).values()):
+        raise ConfigurationError("this pool draws at random in eval mode, too: a graph cannot")
+    nothing = pure.empty(encoder, 1, elements)
+    names = list(nothing)
+    two = pure.empty(encoder, 2, elements)
+    chunk = torch.stack([elements[:1].expand(3, *elements.shape[1:])] * 2).contiguous()
+    shown = pure.update(encoder, two, chunk)
+    output = model.head(pure.finalize(encoder, shown))
+    if not all(isinstance(tensor, Tensor) for _, tensor in named_tensors(output)):
+        raise ConfigurationError(
+            f"the head gives a {type(output).__name__}; a graph gives tensors. Export a model whose head does: for a "
+            "mixture, its parameters"
+        )
+    results = [name.replace("z", "output", 1) for name, _ in named_tensors(output)]
+
+    def states(tensors: tuple[Tensor, ...]) -> pure.Tensors:
+        return dict(zip(names, tensors, strict=True))
+
+    def update(*tensors: Tensor) -> pure.Tensors:
+        return pure.update(encoder, states(tensors[:-1]), tensors[-1])
+
+    def merge(*tensors: Tensor) -> pure.Tensors:
+        return pure.merge(encoder, states(tensors[: len(names)]), states(tensors[len(names) :]))
+
+    def predict(*tensors: Tensor) -> Any:
+        return model.head(pure.finalize(encoder, states(tensors)))
+
+    state, fresh = tuple(shown.values()), [NEW + name for name in names]
+    other = tuple(tensor.clone() for tensor in state)  # the exporter would take one tensor in two places for one input
+    jobs: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[str], list[str]]] = {
+        "update": (update, (*state, chunk), [*names, CHUNK], fresh),
+        "merge": (merge, (*state, *other), [*names, *(OTHER + name for name in names)], fresh),
+        "predict": (predict, state, names, results),
+    }
+    batch, size = torch.export.Dim("batch", min=1), torch.export.Dim("size", min=1)
+    for name, (run, example, inputs, outputs) in jobs.items():
+        axes = tuple({0: batch, 1: size} if own == CHUNK else {0: batch} for own in inputs)
+        with _quiet():
+            program = torch.onnx.export(
+                _Graph(model, run).eval(),
+                example,
+                input_names=inputs,
+                output_names=outputs,
+                dynamic_shapes=(axes,),
+                dynamo=True,
+                verbose=False,
+            )
+        assert program is not None, "the exporter of torch.export gives a program"
+        program.save(folder / f"{name}.onnx", external_data=False)
+    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in nothing.items()}
+    np.savez(folder / "empty.npz", **arrays)

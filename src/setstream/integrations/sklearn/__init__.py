@@ -1,0 +1,11 @@
+"""scikit-learn estimators over sets: `SetClassifier`, `SetRegressor`, `SetFeaturizer`."""
+
+from setstream.data.files import need
+
+need("sklearn", "sklearn", "these estimators")
+
+from setstream.integrations.sklearn.classifier import SetClassifier  # noqa: E402 - only after the extra is known to be there
+from setstream.integrations.sklearn.featurizer import SetFeaturizer  # noqa: E402
+from setstream.integrations.sklearn.regressor import SetRegressor  # noqa: E402
+
+__all__ = ["SetClassifier", "SetFeaturizer", "SetRegressor"]

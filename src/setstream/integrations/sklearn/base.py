@@ -1,0 +1,177 @@
+"""What all three estimators share: their options, and how a network is built and fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+from setstream.encode import GRADIENTS
+from setstream.errors import ConfigurationError, NonFiniteError
+from setstream.integrations.sklearn.fitting import Loss, SetsEncode, Sources, Training
+from setstream.integrations.sklearn.network import MODELS, Standardise
+from setstream.integrations.sklearn.sets import mean_and_scale, read_sets
+from setstream.model import SetModel
+from setstream.training.config import TrainConfig
+from setstream.training.processes import choose_device
+
+NETWORK = "setstream.integrations.sklearn.network:MODELS[two-stream]"
+
+
+class SetEstimator(BaseEstimator):
+    """The options of an estimator over sets.
+
+    widths, num_slots, heads, dropout:  the network, see `network.py`; widths end in a multiple of 4.
+    elements_stream:                    add the maximum of the elements' own outputs; "auto": for classifiers.
+    epochs, min_steps:                  how often all sets are seen, and how many steps that is at least.
+    batch_size, learning_rate, weight_decay: Adam's, with a cosine.
+    gradient, chunk_size, grad_chunks:  as `ss.encode` has them; "auto" is the full gradient, in chunks where sets are larger.
+    early_stopping:                     hold out `validation_fraction` of the sets, keep the weights that do best on them, and
+                                        stop when `n_iter_no_change` epochs brought nothing.
+    device:                             auto, cpu, cuda, mps.
+    verbose:                            1 shows progress: a bar on a terminal, a line an epoch elsewhere.
+    """
+
+    #: Whether "auto" means the elements' stream.
+    _with_elements = False
+
+    def __init__(
+        self,
+        *,
+        widths: Sequence[int] = (256, 128, 64),
+        num_slots: int = 64,
+        heads: int = 4,
+        dropout: float = 0.5,
+        elements_stream: bool | str = "auto",
+        epochs: int = 30,
+        min_steps: int = 300,
+        batch_size: int = 8,
+        learning_rate: float = 2e-4,
+        weight_decay: float = 5e-3,
+        gradient: str = "auto",
+        chunk_size: int = 1024,
+        grad_chunks: int = 1,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        random_state: Any = None,
+        device: str = "auto",
+        verbose: int = 0,
+    ) -> None:
+        self.widths = widths
+        self.num_slots = num_slots
+        self.heads = heads
+        self.dropout = dropout
+        self.elements_stream = elements_stream
+        self.epochs = epochs
+        self.min_steps = min_steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.gradient = gradient
+        self.chunk_size = chunk_size
+        self.grad_chunks = grad_chunks
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def _start(self, sets: Sources, outputs: int, loss: Loss, steps: int | None) -> Training:
+        """A fresh network, standardised by the sets; `steps` None: a constant learning rate, for as long as there are calls."""
+        device = choose_device(self.device)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        if self.gradient not in (auto := ("auto", *GRADIENTS)):
+            raise ConfigurationError(f"gradient must be one of {', '.join(auto)}; got {self.gradient!r}")
+        config = TrainConfig(
+            task="sklearn",
+            model="two-stream",
+            steps=steps or 1,
+            schedule="constant" if steps is None else "cosine",
+            gradient="full" if self.gradient == "auto" else self.gradient,
+            batch=int(self.batch_size),
+            lr=float(self.learning_rate),
+            weight_decay=float(self.weight_decay),
+            chunk_size=int(self.chunk_size),
+            grad_chunks=int(self.grad_chunks),
+            seed=seed,
+        )
+        torch.manual_seed(seed)
+        network: dict[str, Any] = {
+            "in_dim": int(self.n_features_in_),
+            "outputs": outputs,
+            "widths": [int(width) for width in self.widths],
+            "num_slots": int(self.num_slots),
+            "heads": int(self.heads),
+            "dropout": float(self.dropout),
+            "elements_stream": self._with_elements if self.elements_stream == "auto" else bool(self.elements_stream),
+        }
+        model = MODELS["two-stream"](**network)
+        model.remember(NETWORK, network)
+        mean, scale = mean_and_scale(sets, max(self.chunk_size, 1024))
+        if not bool(torch.isfinite(mean).all() and torch.isfinite(scale).all()):
+            raise NonFiniteError("the sets hold NaN or infinity: clean them, or leave these elements out")
+        standardise = model.encoder.phi.get_submodule("0")
+        assert isinstance(standardise, Standardise)
+        standardise.mean.copy_(mean)
+        standardise.scale.copy_(scale)
+        encode = SetsEncode(self.gradient, self.chunk_size, self.grad_chunks)
+        return Training.start(model, config, encode, loss, device)
+
+    def _fit(
+        self, sets: Sources, targets: Tensor, weights: Tensor, outputs: int, loss: Loss, *, strata: np.ndarray | None = None
+    ) -> None:
+        """From nothing to a fitted network, without touching anybody's random numbers."""
+        held_out = None
+        if self.early_stopping:
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            try:
+                kept, out = train_test_split(
+                    np.arange(len(sets)), test_size=self.validation_fraction, random_state=seed, stratify=strata
+                )
+            except ValueError as error:
+                raise ConfigurationError(f"early_stopping cannot hold sets out: {error}") from error
+            held_out = [sets[i] for i in out], targets[out]
+            sets, targets, weights = [sets[i] for i in kept], targets[kept], weights[kept]
+        steps = max(int(self.min_steps), int(self.epochs) * -(-len(sets) // max(1, min(int(self.batch_size), len(sets)))))
+        with torch.random.fork_rng():
+            training = self._start(sets, outputs, loss, steps)
+            history = training.run(
+                sets,
+                targets,
+                weights / weights.mean(),
+                steps,
+                held_out=held_out,
+                patience=self.n_iter_no_change,
+                verbose=self.verbose,
+                title=type(self).__name__,
+            )
+        self.model_: SetModel = training.model
+        self.loss_curve_ = history.losses
+        self.validation_losses_ = history.held_out if self.early_stopping else None
+        self.n_iter_ = len(history.losses)
+        self._training: Training | None = None
+
+    def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, outputs: int, loss: Loss) -> None:
+        """One pass over the sets, with whatever earlier passes learned; the first one standardises for all."""
+        training = getattr(self, "_training", None)
+        with torch.random.fork_rng():
+            if training is None:
+                training = self._start(sets, outputs, loss, None)
+                if hasattr(self, "model_"):  # a fit came before: its network goes on
+                    training.model.load_state_dict(self.model_.state_dict())
+            steps = -(-len(sets) // max(1, min(int(self.batch_size), len(sets))))
+            history = training.run(sets, targets, weights, steps, verbose=self.verbose, title=type(self).__name__)
+        self._training, self.model_ = training, training.model
+        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *history.losses]
+        self.n_iter_ = len(self.loss_curve_)
+
+    def _sets(self, X: Any, *, reset: bool) -> Sources:
+        return read_sets(self, X, reset=reset)

@@ -1,0 +1,170 @@
+"""SetClassifier: sets in, classes out.
+
+binary       loss = mean over the streams of BCE(logit, y)          p = mean over the streams of sigmoid(logit)
+more         loss = mean over the streams of CE(logits, y)          p = mean over the streams of softmax(logits)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import ClassifierMixin
+from sklearn.utils import column_or_1d, compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from torch import Tensor
+
+from setstream.errors import ConfigurationError
+from setstream.integrations.sklearn.base import SetEstimator
+from setstream.integrations.sklearn.fitting import SetsEncode, Sources, outputs_of
+from setstream.model import SetModel
+
+
+def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
+    """The cross-entropy of each set, averaged over its streams: (B,)."""
+    logits: Tensor = model.head(encode(model, sets))  # (B, S, K)
+    if logits.shape[-1] == 1:
+        wanted = target.to(logits.dtype)[:, None, None].expand_as(logits)
+        return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean((1, 2))
+    streams = logits.shape[1]
+    each = F.cross_entropy(logits.flatten(0, 1), target.repeat_interleave(streams), reduction="none")
+    return each.view(-1, streams).mean(1)
+
+
+def class_probabilities(logits: Tensor) -> Tensor:
+    """(B, S, K) to probabilities (B, classes), averaged over the streams."""
+    if logits.shape[-1] == 1:
+        positive = logits.double().sigmoid().mean(1)
+        return torch.cat([1 - positive, positive], dim=1)
+    return logits.double().softmax(-1).mean(1)
+
+
+class SetClassifier(ClassifierMixin, SetEstimator):
+    """A classifier of sets of any size: UMBC and a Set Transformer beside an instance stream, as in multiple instance learning.
+
+    Takes lists of arrays (N_i, d), pairs (x, ptr), lists of `SetSource`, dense arrays (B, N, d), or a table (B, d) whose rows
+    are sets of one element. The options are those of `SetEstimator`; class_weight: None, "balanced", or a dict.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.arange(40) % 2
+    >>> bags = [rng.normal(size=(rng.integers(3, 9), 2)) + 3 * label for label in y]
+    >>> model = SetClassifier(widths=(16,), num_slots=4, learning_rate=3e-3, min_steps=60, random_state=0).fit(bags, y)
+    >>> model.predict(bags[:4]).tolist(), model.score(bags, y)
+    ([0, 1, 0, 1], 1.0)
+    """
+
+    _with_elements = True
+
+    def __init__(
+        self,
+        *,
+        widths: Sequence[int] = (256, 128, 64),
+        num_slots: int = 64,
+        heads: int = 4,
+        dropout: float = 0.5,
+        elements_stream: bool | str = "auto",
+        epochs: int = 30,
+        min_steps: int = 300,
+        batch_size: int = 8,
+        learning_rate: float = 2e-4,
+        weight_decay: float = 5e-3,
+        class_weight: Any = None,
+        gradient: str = "auto",
+        chunk_size: int = 1024,
+        grad_chunks: int = 1,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        random_state: Any = None,
+        device: str = "auto",
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            widths=widths,
+            num_slots=num_slots,
+            heads=heads,
+            dropout=dropout,
+            elements_stream=elements_stream,
+            epochs=epochs,
+            min_steps=min_steps,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            gradient=gradient,
+            chunk_size=chunk_size,
+            grad_chunks=grad_chunks,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            random_state=random_state,
+            device=device,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the beginning."""
+        sets, target, weights = self._read(X, y, sample_weight, None)
+        self._fit(sets, target, weights, self._outputs(), class_loss, strata=target.numpy())
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """One more pass over these sets. The first call names all classes, unless its own sets show them."""
+        known = getattr(self, "classes_", None)
+        if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
+            raise ConfigurationError(
+                f"the classes are {known.tolist()} since the first call; got {np.unique(classes).tolist()}"
+            )
+        sets, target, weights = self._read(X, y, sample_weight, known if classes is None else np.unique(classes))
+        self._partial_fit(sets, target, weights, self._outputs(), class_loss)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """p of every class, (B, classes), in the order of `classes_`."""
+        check_is_fitted(self)
+        sets = self._sets(X, reset=False)
+        change = self.model_.head
+        found: np.ndarray = class_probabilities(outputs_of(self.model_, sets, self.chunk_size, change)).numpy()
+        return found
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The log odds of the second class, (B,); of more than two classes, the log-probabilities, (B, classes)."""
+        probabilities = self.predict_proba(X).clip(1e-300)
+        logs: np.ndarray = np.log(probabilities)
+        return logs[:, 1] - logs[:, 0] if len(self.classes_) == 2 else logs
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each set."""
+        probabilities = self.predict_proba(X)
+        found: np.ndarray = self.classes_[probabilities.argmax(1)]
+        return found
+
+    def _outputs(self) -> int:
+        return 1 if len(self.classes_) == 2 else len(self.classes_)
+
+    def _read(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray | None) -> tuple[Sources, Tensor, Tensor]:
+        """Sets, numbers of their classes, and their weights."""
+        if y is None:
+            raise ValueError("This SetClassifier estimator requires y to be passed, but the target y is None")
+        sets = self._sets(X, reset=classes is None or not hasattr(self, "n_features_in_"))
+        y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        check_consistent_length(sets, y)
+        self.classes_ = np.unique(y) if classes is None else classes
+        if len(self.classes_) < 2:
+            raise ConfigurationError(f"a classifier needs at least two classes; got one class: {self.classes_.tolist()}")
+        unknown = np.setdiff1d(y, self.classes_)
+        if len(unknown):
+            raise ConfigurationError(f"y holds {unknown.tolist()}, and the classes are {self.classes_.tolist()}")
+        numbers = np.searchsorted(self.classes_, y)
+        weights = np.ones(len(y)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
+        if self.class_weight is not None:
+            present = np.unique(y)
+            of_class = dict(zip(present.tolist(), compute_class_weight(self.class_weight, classes=present, y=y), strict=True))
+            weights = weights * np.array([of_class[label] for label in y.tolist()])
+        return sets, torch.from_numpy(numbers).long(), torch.from_numpy(weights).float()

@@ -1,0 +1,85 @@
+"""SetRegressor: sets in, numbers out.
+
+loss = mean over the streams of ((y - mean) / scale - output)²          ŷ = mean over the streams of output · scale + mean
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import _check_sample_weight, check_array, check_consistent_length, check_is_fitted
+from torch import Tensor
+
+from setstream.integrations.sklearn.base import SetEstimator
+from setstream.integrations.sklearn.fitting import SetsEncode, Sources, outputs_of
+from setstream.model import SetModel
+
+
+def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
+    """The squared error of each set, averaged over its streams and outputs: (B,)."""
+    outputs: Tensor = model.head(encode(model, sets))  # (B, S, K)
+    return (outputs - target.unsqueeze(1)).square().mean((1, 2))
+
+
+def read_numbers(y: Any) -> np.ndarray:
+    """Targets (B,) or (B, K), as they came."""
+    if y is None:
+        raise ValueError("This SetRegressor estimator requires y to be passed, but the target y is None")
+    found: np.ndarray = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+    return found
+
+
+class SetRegressor(RegressorMixin, SetEstimator):
+    """A regressor on sets of any size, of one number a set or several. Takes what `SetClassifier` takes.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.normal(size=60)
+    >>> sets = [rng.normal(size=(20, 2)) + mean for mean in y]
+    >>> model = SetRegressor(widths=(32,), num_slots=4, learning_rate=3e-3, dropout=0.0, min_steps=150, random_state=0)
+    >>> bool(model.fit(sets, y).score(sets, y) > 0.8)
+    True
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train from the beginning."""
+        sets, target, weights = self._read(X, y, sample_weight, first=True)
+        self._fit(sets, target, weights, target.shape[1], square_loss)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """One more pass over these sets; the first call's targets say what is one unit."""
+        sets, target, weights = self._read(X, y, sample_weight, first=not hasattr(self, "target_mean_"))
+        self._partial_fit(sets, target, weights, target.shape[1], square_loss)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The numbers of each set: (B,), or (B, K) as y was."""
+        check_is_fitted(self)
+        sets = self._sets(X, reset=False)
+        outputs = outputs_of(self.model_, sets, self.chunk_size, self.model_.head).double().mean(1).numpy()
+        found: np.ndarray = outputs * self.target_scale_ + self.target_mean_
+        return found if self._several else found[:, 0]
+
+    def _read(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Sources, Tensor, Tensor]:
+        """Sets, standardised targets and weights."""
+        sets = self._sets(X, reset=first)
+        given = read_numbers(y)
+        check_consistent_length(sets, given)
+        numbers = given.reshape(len(given), -1)
+        weights = np.ones(len(numbers)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
+        if first:
+            self._several = given.ndim > 1
+            scale = numbers.std(0)
+            self.target_mean_, self.target_scale_ = numbers.mean(0), np.where(scale > 0, scale, 1.0)
+        target = (numbers - self.target_mean_) / self.target_scale_
+        return sets, torch.from_numpy(target).float(), torch.from_numpy(weights).float()
+
+    def __sklearn_tags__(self) -> Any:
+        """Several targets at once are fine."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
