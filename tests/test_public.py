@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "training": {"data", "scale"},
     "tasks": {"pools", "nn", "data", "scale", "training"},
     "report": {"pools", "nn", "data", "scale", "training", "tasks"},
-    "cli": {"data", "scale", "training", "tasks", "report"},
+    "serve": {"data"},
+    "cli": {"data", "scale", "training", "tasks", "report", "serve"},
 }
 
 
