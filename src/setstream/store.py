@@ -164,7 +164,7 @@ class StateStore:
                     whole = part if before is None else _sum(before, part)
                     count = int(whole.count)
                     if count > MOST_ELEMENTS:
-                        raise StoreError(f"a set can count {MOST_ELEMENTS} elements; {change.id!r} would have {count}")
+                        raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {change.id!r} would have {count}")
                 except SetstreamError as error:
                     done.append(error)
                     continue

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 
 import setstream as ss
 from setstream.serve import Options, create_app
+from setstream.serve.run import make_server
 
 
 def make(seed=0):
@@ -34,6 +37,22 @@ def serving(place, **options):
 def client(tmp_path):
     with serving(tmp_path / "states.db", max_body=2**16, max_elements=1000, max_sets=50) as opened:
         yield opened
+
+
+@contextmanager
+def listening(place, **options):
+    """A server on a port of this machine, in a thread of this process; gives it and its address."""
+    server = make_server(ss.StateStore(place, make()), Options(**options))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield server, server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 class Server:

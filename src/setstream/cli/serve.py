@@ -36,7 +36,7 @@ def run_serve(
     for library in ("fastapi", "uvicorn", "websockets", "prometheus_client"):
         need(library, "serve")
     from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
-    from setstream.serve.run import run
+    from setstream.serve.run import make_server, run
 
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
@@ -57,4 +57,5 @@ def run_serve(
     )
     torch.set_num_threads(threads)
     opened = StateStore(states, open_model(model).to(choose_device(device)))
-    run(opened, options, name=model, host=host, port=port, log_level=log_level, connections=connections, grace=grace)
+    given = {"host": host, "port": port, "log_level": log_level, "connections": connections, "grace": grace}
+    run(make_server(opened, options, name=model, **given))

@@ -6,6 +6,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from setstream.errors import MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
 
@@ -56,6 +57,10 @@ def add_handlers(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()]
         return problem(422, "; ".join(found))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return problem(400, "the body was cut off")  # for the log: nobody hears it
 
     @app.exception_handler(StarletteHTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

@@ -16,16 +16,23 @@ from setstream.store import StateStore
 SWITCH = 0.0005
 
 
-def run(
-    store: StateStore, options: Options, *, name: str, host: str, port: int, log_level: str, connections: int, grace: int
-) -> None:
-    """Serve. Port 0 takes a free one; the log says which."""
-    sys.setswitchinterval(SWITCH)
+def make_server(
+    store: StateStore,
+    options: Options,
+    *,
+    name: str = "model",
+    host: str = "127.0.0.1",
+    port: int = 0,
+    log_level: str | None = None,
+    connections: int = 4096,
+    grace: int = 30,
+) -> uvicorn.Server:
+    """A server that is not yet running. Port 0 takes a free one; the log says which."""
     config = uvicorn.Config(
         create_app(store, options, name),
         host=host,
         port=port,
-        log_config=log_config(log_level),
+        log_config=None if log_level is None else log_config(log_level),
         access_log=False,
         server_header=False,
         limit_concurrency=connections,
@@ -35,4 +42,10 @@ def run(
         h11_max_incomplete_event_size=2**16,
         proxy_headers=False,
     )
-    uvicorn.Server(config).run()
+    return uvicorn.Server(config)
+
+
+def run(server: uvicorn.Server) -> None:
+    """Serve until a signal comes."""
+    sys.setswitchinterval(SWITCH)
+    server.run()
