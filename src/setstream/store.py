@@ -10,6 +10,8 @@ same set wait for each other and lose nothing.
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ from setstream.store_rows import Work, open_rows
 VERSION = 1
 # Larger counts are no longer exact in JSON, and soon not in 64 bits.
 MOST_ELEMENTS = 2**53
+# Bytes of the states that are kept parsed, with about as much again for their tensors.
+KEPT_BYTES = 2**25
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,9 @@ class StateStore:
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
         self.rows = open_rows(place, wait)
+        self._parsed: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
+        self._parsed_bytes = 0
+        self._keeping = threading.Lock()
         place = self.rows.place
         fingerprint = self.encoder.empty(1).fingerprint
         known = self.rows.remember({"version": str(VERSION), "fingerprint": str(fingerprint)})
@@ -141,16 +148,19 @@ class StateStore:
         """
         done: list[Changed | SetstreamError] = []
         ids = {change.id for change in changes} | {change.part for change in changes if isinstance(change.part, str)}
+        origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
         with self.rows.transaction(ids) as work:
             stored = work.read(ids)
             states: dict[str, State] = {}
 
             def state_of(id: str) -> State | None:
                 if id not in states and id in stored:
-                    states[id] = self._parse(stored[id])
+                    known = self._parsed.get(id)
+                    states[id] = known[1] if known is not None and known[0] == stored[id] else self._parse(stored[id])
                 return states.get(id)
 
             changed: set[str] = set()
+            fresh: set[str] = set()  # sums, in memory of their own
             for change in changes:
                 began = change.id not in stored and change.id not in changed
                 try:
@@ -159,9 +169,11 @@ class StateStore:
                     part = change.part if isinstance(change.part, State) else state_of(change.part)
                     if part is None:
                         raise self._unknown(str(change.part))
-                    self._check(part)
+                    if part.origin is not origin or len(part) != 1:
+                        self._check(part)
                     before = None if change.replace else state_of(change.id)
                     whole = part if before is None else _sum(before, part)
+                    (fresh.discard if before is None else fresh.add)(change.id)
                     count = int(whole.count)
                     if count > MOST_ELEMENTS:
                         raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {change.id!r} would have {count}")
@@ -172,7 +184,9 @@ class StateStore:
                 changed.add(change.id)
                 room = None if room is None else room - began
                 done.append(Changed(count, began))
-            work.write([_row(id, states[id]) for id in sorted(changed)])
+            rows = [_row(id, states[id]) for id in sorted(changed)]
+            work.write(rows)
+        self._keep([(id, data, states[id]) for id, _, data in rows if id in fresh])
         return done
 
     def fill(self, states: Iterable[tuple[str, State]]) -> None:
@@ -217,6 +231,15 @@ class StateStore:
     def _state_of(self, elements: Tensor) -> State:
         sets: Sets = [elements]
         return self.encoder.update(None, sets)
+
+    def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
+        """Remember what the latest bytes stand for, as they will be read again soon. Other bytes are parsed."""
+        with self._keeping:
+            for id, data, state in rows:
+                self._parsed_bytes += len(data) - len(self._parsed.pop(id, (b"",))[0])
+                self._parsed[id] = (data, state)
+            while self._parsed_bytes > KEPT_BYTES:
+                self._parsed_bytes -= len(self._parsed.popitem(last=False)[1][0])
 
     def _check(self, part: State) -> None:
         self.encoder.check_state(part)

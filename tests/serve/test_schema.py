@@ -1,7 +1,5 @@
 """schemathesis: requests made from the OpenAPI, none of which may fail the server."""
 
-import os
-
 import pytest
 import requests
 import schemathesis
@@ -49,13 +47,14 @@ def ask_all(place, examples):
                     Unsatisfiable,
                     schemathesis.errors.SchemathesisError,
                 ) as error:  # nothing to negate in an operation without inputs
-                    print(operation.label, mode, error)
+                    print(operation.label, mode, str(error)[:60])
+            print(operation.label, sum(seen.values()), flush=True)
     return seen
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(700, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [12, pytest.param(600, marks=pytest.mark.slow)])
 def test_no_generated_request_fails_the_server(tmp_path, examples):
-    seen = ask_all(tmp_path / "s.db", int(os.environ.get("SETSTREAM_SCHEMA_EXAMPLES", examples)))
+    seen = ask_all(tmp_path / "s.db", examples)
     print(f"{sum(seen.values())} requests: {dict(sorted(seen.items()))}")
     assert sum(seen.values()) > 10 * examples
     assert seen[200] > 0

@@ -56,7 +56,7 @@ class Writer:
         self._waiting: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
         self._sets_lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="setstream-writer")
+        self._thread = threading.Thread(target=self._work, name="setstream-writer", daemon=True)
         self._thread.start()
 
     async def submit(self, id: str, part: Tensor | State | str, replace: bool = False) -> Changed:
