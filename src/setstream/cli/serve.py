@@ -57,5 +57,5 @@ def run_serve(
     )
     torch.set_num_threads(threads)
     opened = StateStore(states, open_model(model).to(choose_device(device)))
-    given = {"host": host, "port": port, "log_level": log_level, "connections": connections, "grace": grace}
-    run(make_server(opened, options, name=model, **given))
+    where = {"host": host, "log_level": log_level}
+    run(make_server(opened, options, name=model, port=port, connections=connections, grace=grace, **where))
