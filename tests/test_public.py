@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "tasks": {"pools", "nn", "data", "scale", "training"},
     "report": {"pools", "nn", "data", "scale", "training", "tasks"},
     "integrations": {"pools", "nn", "data", "scale", "training", "tasks"},
-    "cli": {"data", "scale", "training", "tasks", "report"},
+    "serve": {"data"},
+    "cli": {"data", "scale", "training", "tasks", "report", "serve"},
 }
 
 

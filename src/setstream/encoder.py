@@ -236,15 +236,15 @@ class SetEncoder(Pretrained, nn.Module):
 
     def _explain(self, error: Exception, elements: Tensor) -> None:
         """Say what phi was reading; most likely its first layer takes elements of another width."""
-        first = next((module for module in self.phi.modules() if list(module.parameters(recurse=False))), None)
-        if isinstance(first, nn.Linear) and first.in_features != elements.shape[-1]:
+        width = self.width()
+        if width is not None and width != elements.shape[-1]:
             if elements.dim() == 1:
                 raise ShapeError(
-                    f"phi takes elements of width {first.in_features}; the elements that came are single numbers. Sets are "
+                    f"phi takes elements of width {width}; the elements that came are single numbers. Sets are "
                     "(B, N, ...): if this was one set (N, width), pass x[None]"
                 ) from error
             raise ShapeError(
-                f"phi takes elements of width {first.in_features}; the elements that came have width {elements.shape[-1]} "
+                f"phi takes elements of width {width}; the elements that came have width {elements.shape[-1]} "
                 f"(shape {tuple(elements.shape)} without the batch axis)"
             ) from error
         error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
@@ -262,6 +262,11 @@ class SetEncoder(Pretrained, nn.Module):
 
     def _feature_dtype(self) -> torch.dtype:
         return parameter_dtype(self.phi) or torch.get_default_dtype()
+
+    def width(self) -> int | None:
+        """How many numbers an element has, where phi begins with a linear layer; None where it does not tell."""
+        first = next((module for module in self.phi.modules() if list(module.parameters(recurse=False))), None)
+        return first.in_features if isinstance(first, nn.Linear) else None
 
     def home(self) -> torch.device | None:
         """Where the weights are; None when there are none, and any place will do."""

@@ -65,3 +65,11 @@ class DataError(SetstreamError, ValueError):
 
 class StoreError(SetstreamError, RuntimeError):
     """A store of states cannot do what was asked: no such set, a file of another kind, another process that holds it."""
+
+
+class UnknownSetError(StoreError, LookupError):
+    """A store has no set of this id."""
+
+
+class StoreFullError(StoreError):
+    """A store holds as many sets as it may: forget some, or raise the limit."""

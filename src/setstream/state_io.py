@@ -63,7 +63,7 @@ def _metadata(data: bytes) -> dict[str, Any]:
         header = json.loads(data[8 : 8 + length])
         metadata = json.loads(header["__metadata__"][FORMAT])
         version = metadata["version"]
-    except (struct.error, ValueError, LookupError, TypeError, OverflowError) as error:
+    except (struct.error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise StateFormatError(
             f"these {len(data)} bytes are not a setstream state, or a damaged one: no safetensors header that says so "
             f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."
@@ -89,16 +89,19 @@ def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
     checksum = metadata.pop("checksum", None)
     if checksum != _checksum(tensors, metadata):
         raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
-    count = tensors.pop("count")
+    count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
+    if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):
+        raise StateFormatError("the state lacks its count, its parts or its fingerprint: it was edited")
+    if count.dtype != torch.int64 or count.dim() != 1 or any(t.shape[:1] != count.shape for t in tensors.values()):
+        raise StateFormatError("the state's tensors are not of one batch, with a count for each set: it was edited")
     parts: dict[str, Part] = {}
-    for name, kind in metadata["parts"].items():
+    for name, kind in kinds.items():
         start = name + "."
         named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
         try:
             parts[name] = Part.of_kind(kind)(**named)
-        except KeyError:
+        except (KeyError, TypeError):
             raise StateFormatError(f"this state has a part of unknown kind {kind!r}: a newer setstream wrote it") from None
-    fingerprint = metadata["fingerprint"]
     return parts, count, None if fingerprint is None else Origin(None, fingerprint)
 
 

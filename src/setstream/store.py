@@ -3,19 +3,17 @@
     store.update(id, elements)       state[id] <- state[id] + absorb(elements)       one transaction
     store.predict(id)                head(finalize(state[id]))
 
-SQLite in WAL mode: embedded, readers and a writer at a time, and a commit that has returned survives a crash. Elements become
-a state before the transaction begins, so the lock is held for a merge of two small states only; two processes that update the
+The states lie in one SQLite file, or in PostgreSQL where several machines share them (`store_rows.py`). Elements become
+a state before the transaction begins, so a lock is held for a merge of small states only; two processes that update the
 same set wait for each other and lose nothing.
 """
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import threading
-import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +21,41 @@ import torch
 from torch import Tensor
 
 from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError, MismatchError, StoreError
+from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
 from setstream.layout import Sets
 from setstream.model import SetModel
 from setstream.state import State
+from setstream.store_rows import Work, open_rows
 
 VERSION = 1
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, count INTEGER NOT NULL, state BLOB NOT NULL) WITHOUT ROWID;
-"""
+# Larger counts are no longer exact in JSON, and soon not in 64 bits.
+MOST_ELEMENTS = 2**53
+# Bytes of the states that are kept parsed, with about as much again for their tensors.
+KEPT_BYTES = 2**25
 
 
-# SQLite must not be carried through a fork: a child with its parent's locks takes none, and updates get lost. Connections are
-# closed before one, when no thread is at work with them, and open again when they are needed.
-_stores: weakref.WeakSet[StateStore] = weakref.WeakSet()
+@dataclass(frozen=True)
+class Change:
+    """What is asked of one set: to add a part (a state, or another set of the store), or to become it."""
+
+    id: str
+    part: State | str
+    replace: bool = False
 
 
-def _before_fork() -> None:
-    for store in _stores:
-        store._lock.acquire()
-        store.close()
+@dataclass(frozen=True)
+class Changed:
+    """What became of it: how many elements the set has now, and whether it began with this change."""
 
-
-def _after_fork() -> None:
-    for store in _stores:
-        store._lock.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    count: int
+    began: bool
 
 
 class StateStore:
-    """The states of many sets in one file, for one model (or encoder) in eval mode.
+    """The states of many sets in one place, for one model (or encoder) in eval mode.
 
-    wait: seconds to wait for another process's transaction before giving up.
+    place: a file, or the URL of a PostgreSQL database: postgresql://user@host/name.
+    wait:  seconds to wait for another process's transaction before giving up.
 
     >>> import tempfile, torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
@@ -70,29 +67,25 @@ class StateStore:
     (150, torch.Size([1, 2, 1]))
     """
 
-    def __init__(self, path: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0) -> None:
-        self.path, self.model, self.wait = Path(path), model, wait
+    def __init__(self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0) -> None:
+        self.model = model
         self.encoder: SetEncoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        _stores.add(self)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows = open_rows(place, wait)
+        self._parsed: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
+        self._parsed_bytes = 0
+        self._keeping = threading.Lock()
+        place = self.rows.place
         fingerprint = self.encoder.empty(1).fingerprint
-        with self._transaction() as database:
-            for statement in SCHEMA.strip().split(";"):
-                database.execute(statement)
-            known = dict(database.execute("SELECT key, value FROM meta"))
-            if not known:
-                database.executemany("INSERT INTO meta VALUES (?, ?)", [("version", VERSION), ("fingerprint", fingerprint)])
+        known = self.rows.remember({"version": str(VERSION), "fingerprint": str(fingerprint)})
         if known and not {"version", "fingerprint"} <= set(known):
-            raise StoreError(f"{self.path}: is a database, and no store of states")
+            raise StoreError(f"{place}: is a database, and no store of states")
         if known and int(known["version"]) > VERSION:
-            raise StoreError(f"{self.path}: was written by a newer setstream (version {known['version']} of the store)")
+            raise StoreError(f"{place}: was written by a newer setstream (version {known['version']} of the store)")
         if known and known["fingerprint"] != fingerprint:
             raise MismatchError(
-                f"{self.path}: holds states of another encoder (fingerprint {known['fingerprint']}) than this one "
+                f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this one "
                 f"({fingerprint}): load the weights that made it, or begin a new store"
             )
 
@@ -105,28 +98,30 @@ class StateStore:
     def remove(self, id: str, elements: Tensor) -> int:
         """Take elements out of a set again; gives how many are left."""
         part = self._state_of(elements)
-        with self._transaction() as database:
-            rest = self._read(database, id) - part
-            self._write(database, id, rest)
+        with self.rows.transaction([id]) as work:
+            rest = self._stored(work, id) - part
+            work.write([_row(id, rest)])
         return int(rest.count)
 
     def merge(self, id: str, other: State | str) -> int:
         """Add a state, or another set of the store, to a set; gives how many elements it has now. The other set stays."""
-        if isinstance(other, State):
-            self.encoder.check_state(other)
-            if len(other) != 1:
-                raise MismatchError(f"a store takes the state of one set at a time; got one of {len(other)} sets")
-        with self._transaction() as database:
-            part = other if isinstance(other, State) else self._read(database, other)
-            before = self._find(database, id)
-            whole = part if before is None else before + part
-            self._write(database, id, whole)
-        return int(whole.count)
+        (done,) = self.apply([Change(id, other)])
+        if isinstance(done, SetstreamError):
+            raise done
+        return done.count
 
     def get(self, id: str) -> State:
         """The state of a set."""
-        with self._lock:
-            return self._read(self._database(), id)
+        return self._parse(self.get_bytes(id))
+
+    def get_bytes(self, id: str) -> bytes:
+        """The state of a set as it is kept: what `State.from_bytes` reads."""
+        return bytes(self._columns(id, "state")[0])
+
+    def describe(self, id: str) -> tuple[int, int]:
+        """How many elements a set has seen, and how many bytes its state takes."""
+        count, size = self._columns(id, "count, LENGTH(state)")
+        return int(count), int(size)
 
     @torch.no_grad()
     def predict(self, id: str) -> Any:
@@ -135,43 +130,94 @@ class StateStore:
 
     def forget(self, id: str) -> bool:
         """Drop a set; says whether it was there."""
-        with self._transaction() as database:
-            return database.execute("DELETE FROM states WHERE id = ?", (id,)).rowcount > 0
+        with self.rows.transaction([id]) as work:
+            return work.delete(id)
 
     def decay(self, id: str, factor: float) -> None:
         """Let what a set has seen so far weigh less: its state times a factor."""
-        with self._transaction() as database:
-            self._write(database, id, self._read(database, id) * factor)
+        with self.rows.transaction([id]) as work:
+            work.write([_row(id, self._stored(work, id) * factor)])
 
-    # -- all sets -----------------------------------------------------------------------------------------------------
+    # -- many sets ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
+        """Many changes in one transaction, in their order; gives what became of each, or the error that kept it out.
+
+        A change that cannot be made leaves the others be: one commit serves many callers. `room` sets may begin, no more.
+        """
+        done: list[Changed | SetstreamError] = []
+        ids = {change.id for change in changes} | {change.part for change in changes if isinstance(change.part, str)}
+        origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
+        with self.rows.transaction(ids) as work:
+            stored = work.read(ids)
+            states: dict[str, State] = {}
+
+            def state_of(id: str) -> State | None:
+                if id not in states and id in stored:
+                    known = self._parsed.get(id)
+                    states[id] = known[1] if known is not None and known[0] == stored[id] else self._parse(stored[id])
+                return states.get(id)
+
+            changed: set[str] = set()
+            fresh: set[str] = set()  # sums, in memory of their own
+            for change in changes:
+                began = change.id not in stored and change.id not in changed
+                try:
+                    if began and room is not None and room < 1:
+                        raise StoreFullError(f"{self.rows.place}: no more sets can begin; forget some")
+                    part = change.part if isinstance(change.part, State) else state_of(change.part)
+                    if part is None:
+                        raise self._unknown(str(change.part))
+                    if part.origin is not origin or len(part) != 1:
+                        self._check(part)
+                    before = None if change.replace else state_of(change.id)
+                    whole = part if before is None else _sum(before, part)
+                    (fresh.discard if before is None else fresh.add)(change.id)
+                    count = int(whole.count)
+                    if count > MOST_ELEMENTS:
+                        raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {change.id!r} would have {count}")
+                except SetstreamError as error:
+                    done.append(error)
+                    continue
+                states[change.id] = whole
+                changed.add(change.id)
+                room = None if room is None else room - began
+                done.append(Changed(count, began))
+            rows = [_row(id, states[id]) for id in sorted(changed)]
+            work.write(rows)
+        self._keep([(id, data, states[id]) for id, _, data in rows if id in fresh])
+        return done
 
     def fill(self, states: Iterable[tuple[str, State]]) -> None:
         """Write many states in one transaction, replacing those of the same ids."""
-        with self._transaction() as database:
+        with self.rows.transaction([]) as work:
             for name, state in states:
-                self._write(database, name, state)
+                work.write([_row(name, state)])
 
     def __len__(self) -> int:
-        return int(self._query("SELECT COUNT(*) FROM states")[0][0])
+        return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
 
     def __contains__(self, id: object) -> bool:
-        return bool(self._query("SELECT 1 FROM states WHERE id = ?", str(id)))
+        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", str(id)))
 
     def ids(self) -> list[str]:
         """The ids of all sets, in order."""
-        return [row[0] for row in self._query("SELECT id FROM states ORDER BY id")]
+        return [row[0] for row in self.rows.query(f"SELECT id FROM {self.rows.states} ORDER BY id")]
+
+    def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
+        """The ids that follow `after`, in order, and how many elements each has: page by page through all sets."""
+        statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
+        return [(name, int(count)) for name, count in self.rows.query(statement, after, limit)]
 
     def count(self, id: str) -> int:
         """How many elements a set has seen; zero if there is no such set."""
-        rows = self._query("SELECT count FROM states WHERE id = ?", id)
+        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", id)
         return int(rows[0][0]) if rows else 0
 
     def close(self) -> None:
-        """Close the file; another call opens it again."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = None
+        """Close the file, or the connections; another call opens them again."""
+        self.rows.close()
 
     def __enter__(self) -> StateStore:
         return self
@@ -186,52 +232,45 @@ class StateStore:
         sets: Sets = [elements]
         return self.encoder.update(None, sets)
 
-    def _database(self) -> sqlite3.Connection:
-        """The connection of this process."""
-        if self._connection is None:
-            database = sqlite3.connect(self.path, timeout=self.wait, isolation_level=None, check_same_thread=False)
-            try:
-                database.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.DatabaseError as error:
-                database.close()
-                raise StoreError(f"{self.path}: is no store of states: {error}") from error
-            database.execute("PRAGMA synchronous = FULL")  # a commit that returned is on the disk
-            self._connection = database
-        return self._connection
+    def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
+        """Remember what the latest bytes stand for, as they will be read again soon. Other bytes are parsed."""
+        with self._keeping:
+            for id, data, state in rows:
+                self._parsed_bytes += len(data) - len(self._parsed.pop(id, (b"",))[0])
+                self._parsed[id] = (data, state)
+            while self._parsed_bytes > KEPT_BYTES:
+                self._parsed_bytes -= len(self._parsed.popitem(last=False)[1][0])
 
-    def _query(self, statement: str, *values: str) -> list[Any]:
-        with self._lock:
-            return self._database().execute(statement, values).fetchall()
+    def _check(self, part: State) -> None:
+        self.encoder.check_state(part)
+        if len(part) != 1:
+            raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and no other writer meanwhile."""
-        with self._lock:
-            database = self._database()
-            try:
-                database.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error):
-                    raise
-                raise StoreError(f"{self.path}: another process held it for more than {self.wait:.0f} s") from error
-            try:
-                yield database
-            except BaseException:
-                database.execute("ROLLBACK")
-                raise
-            database.execute("COMMIT")
+    def _parse(self, data: bytes) -> State:
+        return State.from_bytes(data).to(self.encoder.home() or torch.device("cpu"))
 
-    def _find(self, database: sqlite3.Connection, id: str) -> State | None:
-        row = database.execute("SELECT state FROM states WHERE id = ?", (id,)).fetchone()
-        return None if row is None else State.from_bytes(row[0]).to(self.encoder.home() or torch.device("cpu"))
+    def _columns(self, id: str, columns: str) -> tuple[Any, ...]:
+        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", id)
+        if not rows:
+            raise self._unknown(id)
+        return tuple(rows[0])
 
-    def _read(self, database: sqlite3.Connection, id: str) -> State:
-        found = self._find(database, id)
-        if found is None:
-            raise StoreError(f"{self.path}: there is no set {id!r}")
-        return found
+    def _stored(self, work: Work, id: str) -> State:
+        found = work.read([id])
+        if id not in found:
+            raise self._unknown(id)
+        return self._parse(found[id])
 
-    @staticmethod
-    def _write(database: sqlite3.Connection, id: str, state: State) -> None:
-        row = (id, int(state.count), state.to_bytes())
-        database.execute("INSERT INTO states VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET count = ?2, state = ?3", row)
+    def _unknown(self, id: str) -> UnknownSetError:
+        return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
+
+
+def _row(id: str, state: State) -> tuple[str, int, bytes]:
+    return id, int(state.count), state.to_bytes()
+
+
+def _sum(before: State, part: State) -> State:
+    try:
+        return before + part
+    except RuntimeError as error:  # tensors of other shapes, from a state that was edited
+        raise MismatchError(f"the state does not fit the set's: {error}") from error

@@ -207,6 +207,53 @@ def encode(
 
 
 @app.command(
+    epilog="[bold]Examples[/bold]\n\nsetstream serve umbc+set-transformer --states states.db\n\n"
+    "SETSTREAM_TOKENS=... setstream serve runs/mine --states postgresql://user@db/states --host 0.0.0.0\n\n"
+    "SIGTERM or Ctrl-C: requests are finished, then it ends. What was answered is on the disk."
+)
+def serve(
+    model: Annotated[str, typer.Argument(help="A run folder, a shipped model, or package.module:name of a SetModel.")],
+    states: Annotated[
+        str, typer.Option(help="A file (SQLite), or postgresql://... when several servers share them.")
+    ] = "states.db",
+    host: Annotated[str, typer.Option(help="Address to bind to; others than this machine only if told so.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token_file: Annotated[Path | None, typer.Option(help="Bearer tokens, one a line; or SETSTREAM_TOKENS.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A host name to answer to; all unless bound to loopback.")
+    ] = None,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = 16 * 2**20,
+    max_elements: Annotated[int, typer.Option(help="Elements of a request.", min=1)] = 100_000,
+    max_sets: Annotated[int, typer.Option(help="Sets in the store.", min=1)] = 1_000_000,
+    connections: Annotated[int, typer.Option(help="Connections at a time.", min=1)] = 4096,
+    grace: Annotated[int, typer.Option(help="Seconds that requests have to finish when it is stopped.", min=1)] = 30,
+    threads: Annotated[int, typer.Option(help="Threads of the computation.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    log_level: Annotated[str, typer.Option(help="info, warning or error; a line a request at info.")] = "info",
+) -> None:
+    """Serve a model and the states of many sets over HTTP."""
+    from setstream.cli.serve import run_serve
+
+    run_serve(
+        model,
+        states,
+        host=host,
+        port=port,
+        token_file=token_file,
+        allow_host=allow_host or [],
+        max_body=max_body,
+        max_elements=max_elements,
+        max_sets=max_sets,
+        connections=connections,
+        grace=grace,
+        threads=threads,
+        device=device,
+        log_level=log_level,
+        console=errors,
+    )
+
+
+@app.command(
     epilog="[bold]Example[/bold]\n\nsetstream sweep sweeps/clustering.toml --out runs/clustering --jobs 2\n\n"
     "Stop it in any way and start it again: finished runs are skipped, others go on."
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
+from setstream.places import find
 from setstream.tasks import task_class
 from setstream.training.checkpoint import weights_of
 from setstream.training.config import TrainConfig, read_options
@@ -34,3 +35,27 @@ def trained_model(folder: Path, task: Task, config: TrainConfig) -> SetModel:
     model = task.build(config.model, **config.model_options)
     load_weights(model, weights_of(folder))
     return model.eval()
+
+
+def open_model(name: str) -> SetModel:
+    """A model to use, in eval mode: of a run folder, shipped with the package, or your own as `package.module:name`.
+
+    >>> type(open_model("umbc+set-transformer")).__name__
+    'SetModel'
+    """
+    from setstream.tasks.clustering.pretrained import available, pretrained
+
+    if Path(name).is_dir():
+        config = read_run(Path(name))
+        return trained_model(Path(name), build_task(config), config)
+    if name in available():
+        return pretrained(name)
+    if ":" not in name:
+        raise ConfigurationError(
+            f"{name!r} is no run folder and no shipped model ({', '.join(available())}); your own is package.module:name"
+        )
+    found = find(name, "model")
+    made = found if isinstance(found, SetModel) else found() if callable(found) else found
+    if not isinstance(made, SetModel):
+        raise ConfigurationError(f"{name!r} must be an ss.SetModel, or a function that gives one; it is {type(made).__name__}")
+    return made.eval()

@@ -59,9 +59,13 @@ class DiagonalMixture(MixtureSameFamily):
         """Of points (B, N, D): (B, N)."""
         return log_likelihood(self.logits, self.means, self.scales, value)
 
+    def named(self) -> dict[str, Tensor]:
+        """The parameters of each set's mixture: weights (B, K), means and scales (B, K, D)."""
+        return {"weights": self.logits.softmax(-1), "means": self.means, "scales": self.scales}
+
     def flat(self) -> Tensor:
         """All parameters of each set's mixture as one row: weights, means, scales."""
-        return torch.cat([self.logits.softmax(-1), self.means.flatten(1), self.scales.flatten(1)], dim=1)
+        return torch.cat([own.flatten(1) for own in self.named().values()], dim=1)
 
     def nll(self, points: Tensor) -> Tensor:
         """The mean negative log-likelihood of each set's points (B, N, D): (B,), streamed where N is large."""

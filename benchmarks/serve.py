@@ -1,0 +1,195 @@
+"""Load on `setstream serve` over loopback: appends a second, latencies, and whether anything that was answered is missing.
+
+    python benchmarks/serve.py                              10 s of load, 1,000 sets, two client processes, SQLite
+    python benchmarks/serve.py --kill                       SIGKILL in the middle, and a new server on the same file
+    python benchmarks/serve.py --states postgresql://...    the states in PostgreSQL
+
+Each client process keeps `--connections` requests on the way, each the next append of `--elements` elements to one of the
+1,000 sets, so every set is written to all the time. It notes what was answered, by set. Afterwards the count of every set is
+asked for: at least all answered elements, at most those and the ones whose answer was on its way when the server was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+async def append(port: int, id: str, body: bytes, streams: list[Any]) -> None:
+    """One append over a connection that stays open; raises OSError when the server is gone."""
+    if not streams:
+        streams[:] = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = streams
+    head = f"POST /sets/{id}/elements HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    status = await reader.readline()
+    length = 0
+    while (line := await reader.readline()) not in (b"\r\n", b""):
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    await reader.readexactly(length)
+    if not status.startswith(b"HTTP/1.1 200"):
+        raise ConnectionError(f"answered {status!r}")
+
+
+async def load(port_file: Path, number: int, sets: int, connections: int, elements: int) -> dict[str, Any]:
+    """Append until a file says that it is over; when the server dies, wait for the next."""
+    rng = np.random.default_rng(number)
+    bodies = [json.dumps({"elements": rng.standard_normal((elements, 2)).round(4).tolist()}).encode() for _ in range(64)]
+    answered = [0] * sets
+    unsure = [0] * sets
+    seconds: list[float] = []
+    over = port_file.with_name("over")
+
+    async def one(own: int) -> None:
+        order = list(range(own, sets, connections)) or [own % sets]
+        streams: list[Any] = []
+        turn = 0
+        while not over.exists():
+            place, body = order[turn % len(order)], bodies[(turn + own) % len(bodies)]
+            turn += 1
+            begin = time.perf_counter()
+            try:
+                port = int(port_file.read_text()) if not streams else 0
+                await append(port, f"set-{place}", body, streams)
+            except (OSError, asyncio.IncompleteReadError, ValueError):
+                unsure[place] += elements * bool(streams)  # connected: it may have arrived
+                streams.clear()
+                await asyncio.sleep(0.2)
+                continue
+            seconds.append(time.perf_counter() - begin)
+            answered[place] += elements
+
+    await asyncio.gather(*(one(own) for own in range(connections)))
+    return {"answered": answered, "unsure": unsure, "seconds": seconds}
+
+
+def start(states: str, model: str, port_file: Path) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "setstream.cli",
+        "serve",
+        model,
+        "--states",
+        states,
+        "--port",
+        "0",
+        "--log-level",
+        "warning",
+    ]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert server.stderr is not None
+    for line in server.stderr:
+        if "running on" in line:
+            port_file.write_text(json.loads(line)["event"].split("127.0.0.1:")[1].split(" ")[0])
+            return server
+    raise SystemExit("the server did not start")
+
+
+def counts_of(port: int) -> dict[str, int]:
+    import httpx
+
+    found: dict[str, int] = {}
+    after: str | None = ""
+    while after is not None:
+        page = httpx.get(f"http://127.0.0.1:{port}/sets", params={"after": after, "limit": 1000}, timeout=60).json()
+        found |= {own["id"]: own["count"] for own in page["sets"]}
+        after = page["next"]
+    return found
+
+
+def facts_of(port: int) -> tuple[float, float]:
+    """Changes that shared a commit, on average, and the CPU seconds that the server took so far."""
+    import httpx
+
+    facts = dict(
+        line.rsplit(" ", 1) for line in httpx.get(f"http://127.0.0.1:{port}/metrics").text.splitlines() if line[0] != "#"
+    )
+    together = float(facts["setstream_round_changes_sum"]) / max(1.0, float(facts["setstream_round_changes_count"]))
+    return together, float(facts["process_cpu_seconds_total"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--sets", type=int, default=1000)
+    parser.add_argument("--clients", type=int, default=2, help="client processes")
+    parser.add_argument("--connections", type=int, default=64, help="requests on the way, each client")
+    parser.add_argument("--elements", type=int, default=10, help="elements of a request")
+    parser.add_argument("--model", default="umbc+set-transformer")
+    parser.add_argument("--states", help="a file or postgresql://...; a temporary file unless given")
+    parser.add_argument("--kill", action="store_true", help="SIGKILL in the middle, then a new server")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        file, number = options.worker
+        work = load(Path(file), int(number), options.sets, options.connections, options.elements)
+        print(json.dumps(asyncio.run(work)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        states, port_file = options.states or f"{folder}/states.db", Path(folder) / "port"
+        server = start(states, options.model, port_file)
+        before = counts_of(int(port_file.read_text()))
+        _, cpu = facts_of(int(port_file.read_text()))
+        shared = ["--sets", str(options.sets), "--connections", str(options.connections), "--elements", str(options.elements)]
+        workers = [
+            subprocess.Popen(
+                [sys.executable, __file__, *shared, "--worker", str(port_file), str(number)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(options.clients)
+        ]
+        down, early = 0.0, options.seconds * random.uniform(0.3, 0.7)
+        time.sleep(early)
+        if options.kill:
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+            moment = time.time()
+            server = start(states, options.model, port_file)
+            down = time.time() - moment
+        time.sleep(options.seconds - early)
+        port_file.with_name("over").touch()
+        found = [json.loads(worker.communicate()[0]) for worker in workers]
+        port = int(port_file.read_text())
+        kept, (together, cpu_after) = counts_of(port), facts_of(port)
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+    seconds = sorted(own for client in found for own in client["seconds"])
+    answered = [sum(client["answered"][place] for client in found) for place in range(options.sets)]
+    unsure = [sum(client["unsure"][place] for client in found) for place in range(options.sets)]
+    new = [kept.get(f"set-{place}", 0) - before.get(f"set-{place}", 0) for place in range(options.sets)]
+    missing = sum(max(0, own - there) for own, there in zip(answered, new, strict=True))
+    strange = sum(max(0, there - own - maybe) for own, there, maybe in zip(answered, new, unsure, strict=True))
+    rate, percentiles = len(seconds) / options.seconds, statistics.quantiles(seconds, n=100)
+    row = [f"{options.sets:,}", f"{rate:,.0f}", f"{rate * options.elements:,.0f}"]
+    row += [f"{1000 * percentiles[place]:.0f} ms" for place in (49, 98)]
+    row += ["" if options.kill else f"{1000 * (cpu_after - cpu) / len(seconds):.2f} ms"]
+    row += [f"{together:.0f}", f"{sum(answered):,}", f"{missing}", f"{strange}"]
+    titles = ("sets", "appends/s", "elements/s", "median", "p99", "CPU an append", "changes a commit", "answered elements")
+    print(f"| {' | '.join((*titles, 'missing', 'more than sent'))} |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(row)} |")
+    if options.kill:
+        print(f"\nkilled once; {down:.1f} s until the next server answered; {sum(unsure)} elements were on their way, ", end="")
+        print(f"{sum(new) - sum(answered)} of them kept")
+    if missing or strange:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""A model and a store of states behind HTTP: `setstream serve`."""
+
+from setstream.serve.app import create_app
+from setstream.serve.options import Options
+
+__all__ = ["Options", "create_app"]

@@ -1,0 +1,77 @@
+"""What a server may be asked for, and by whom."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from setstream.errors import ConfigurationError
+
+TOKEN_VARIABLE = "SETSTREAM_TOKENS"
+# What may stand in a header, and in a WebSocket's list of protocols.
+TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The limits of a server; a request beyond one gets a 4xx that names it.
+
+    tokens:       who may ask; empty: everybody who can reach the server.
+    hosts:        the names that it answers to, against pages that point their own name at it; empty: any.
+    max_body:     bytes of a request.
+    max_elements: elements of a request.
+    max_sets:     sets in the store.
+    max_waiting:  bytes of all requests that are being read or computed; beyond it, 429.
+    body_seconds: how long a request's body may take to arrive.
+    """
+
+    tokens: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = LOOPBACK_NAMES
+    max_body: int = 16 * 2**20
+    max_elements: int = 100_000
+    max_sets: int = 1_000_000
+    max_waiting: int = 256 * 2**20
+    body_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_body", "max_elements", "max_sets", "max_waiting", "body_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name} must be positive; got {getattr(self, name)}")
+        for token in self.tokens:
+            if not TOKEN.fullmatch(token):
+                raise ConfigurationError(
+                    "a token has 16 to 256 letters, digits and . _ ~ -; one of the given has others. "
+                    "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+                )
+
+
+def read_tokens(environment: str | None, file: Path | None) -> tuple[str, ...]:
+    """Tokens from the environment variable (separated by commas) or a file (one a line), not both."""
+    if environment is not None and file is not None:
+        raise ConfigurationError(f"tokens come from {TOKEN_VARIABLE} or from --token-file, not from both")
+    if file is not None:
+        try:
+            texts = file.read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"the tokens in {file} cannot be read: {error}") from error
+    else:
+        texts = (environment or "").split(",")
+    found = tuple(text.strip() for text in texts if text.strip())
+    if not found and (environment is not None or file is not None):
+        raise ConfigurationError(
+            f"{file or TOKEN_VARIABLE} holds no token: a server without tokens is asked for by giving none"
+        )
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that binds to this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,67 @@
+"""Errors as HTTP: which status each gets. The message is the error's own."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
+
+from setstream.errors import MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
+
+# The first that fits counts. What is not named here is something that the client sent, and cannot be.
+STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
+    (UnknownSetError, 404),
+    (StoreFullError, 403),
+    (StoreError, 503),
+    (MismatchError, 409),
+    (SetstreamError, 422),
+)
+
+
+class TooManyElements(SetstreamError, ValueError):
+    """More elements, or larger counts, than a request may bring."""
+
+
+def status_of(error: SetstreamError) -> int:
+    """The status of one of our errors."""
+    if isinstance(error, TooManyElements):
+        return 413
+    return next(status for kind, status in STATUS if isinstance(error, kind))
+
+
+def message_of(error: SetstreamError) -> str:
+    """Its message, without the place of the store: that is nobody's business outside."""
+    text = str(error.args[0]) if error.args else str(error)
+    return text.partition(": ")[2] if isinstance(error, UnknownSetError | StoreFullError) else text
+
+
+def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """An answer that says what was wrong."""
+    return JSONResponse({"detail": detail}, status, headers)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Turn errors into answers."""
+
+    @app.exception_handler(SetstreamError)
+    async def ours(request: Request, error: SetstreamError) -> JSONResponse:
+        status = status_of(error)
+        if status == 503:  # the store's own troubles are for the log
+            request.state.problem = str(error)
+            return problem(503, "the store of states cannot be reached, or is busy: try again", {"Retry-After": "1"})
+        return problem(status, message_of(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()]
+        return problem(422, "; ".join(found))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
+        return problem(400, "the body was cut off")  # for the log: nobody hears it
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail), dict(error.headers or {}))

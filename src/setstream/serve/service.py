@@ -1,0 +1,129 @@
+"""What the routes ask for: a store, the thread that writes to it, threads that read, and those who watch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from setstream.encoder import SetEncoder
+from setstream.errors import MismatchError, NonFiniteError, StateFormatError
+from setstream.serve.answers import as_json
+from setstream.serve.bodies import parse_elements
+from setstream.serve.live import Watchers
+from setstream.serve.metrics import Metrics
+from setstream.serve.options import Options
+from setstream.serve.problems import TooManyElements
+from setstream.serve.writer import Writer
+from setstream.state import State
+from setstream.store import MOST_ELEMENTS, Changed, StateStore
+
+# Bodies up to this size are parsed where they arrive: handing them to a thread would take longer.
+SMALL = 2**14
+# Seconds after which a server that shares its store counts the sets anew.
+RECOUNT = 10.0
+
+T = TypeVar("T")
+
+
+class Service:
+    """A model and its store, without HTTP. Made on the event loop that it works for."""
+
+    def __init__(self, store: StateStore, options: Options, metrics: Metrics) -> None:
+        self.store, self.options, self.metrics = store, options, metrics
+        self.watchers = Watchers()
+        self.writer = Writer(store, options.max_sets, metrics, self.watchers.ring)
+        self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
+        self._counting = asyncio.create_task(self._recount()) if store.rows.shared else None
+
+    async def close(self) -> None:
+        """Finish every change that waits, then close the store."""
+        if self._counting is not None:
+            self._counting.cancel()
+        await asyncio.to_thread(self.writer.close)
+        self._readers.shutdown()
+        self.store.close()
+
+    async def aside(self, work: Callable[..., T], *values: Any) -> T:
+        """Do something that takes time in a thread, so that the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    async def append(self, id: str, kind: str, body: bytes) -> Changed:
+        """Add the elements in a body to a set."""
+        small = len(body) <= SMALL
+        elements: Tensor = parse_elements(kind, body) if small else await self.aside(parse_elements, kind, body)
+        if len(elements) > self.options.max_elements:
+            raise TooManyElements(
+                f"a request brings at most {self.options.max_elements} elements; this one has {len(elements)}"
+            )
+        done = await self.writer.submit(id, elements)
+        self.metrics.elements.inc(len(elements))
+        return done
+
+    async def upload(self, id: str, body: bytes, replace: bool) -> Changed:
+        """Add a state that was made elsewhere, or put it in the place of a set's."""
+        return await self.writer.submit(id, await self.aside(self._state_in, body), replace)
+
+    async def merge(self, id: str, other: str) -> Changed:
+        """Add another set of the store."""
+        if id == other:
+            raise StateFormatError(f"a set cannot be merged into itself: {id!r} would count every element twice")
+        return await self.writer.submit(id, other)
+
+    async def forget(self, id: str) -> bool:
+        """Drop a set."""
+        was_there = await self.aside(self.store.forget, id)
+        if was_there:
+            self.writer.count_sets(-1)
+            self.watchers.ring([id])
+        return was_there
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    async def predict(self, id: str) -> tuple[int, Any]:
+        """How many elements a set has, and what the model says about it."""
+        return await self.aside(self._predict, id)
+
+    def _predict(self, id: str) -> tuple[int, Any]:
+        state = self.store.get(id)
+        with torch.no_grad():
+            return int(state.count), as_json(self.store.model.finalize(state))
+
+    def _state_in(self, body: bytes) -> State:
+        state = State.from_bytes(body).to(self.store.encoder.home() or "cpu")
+        with torch.no_grad():
+            check_upload(self.store.encoder, state)
+        return state
+
+    async def _recount(self) -> None:
+        while True:
+            await asyncio.sleep(RECOUNT)
+            await self.aside(self.writer.recount)
+
+
+def check_upload(encoder: SetEncoder, state: State) -> None:
+    """Refuse a state that another encoder made, or that was edited: its fingerprint alone proves nothing."""
+    encoder.check_state(state)
+    if len(state) != 1:
+        raise StateFormatError(f"one state of one set is uploaded at a time; this one holds {len(state)} sets")
+    if not 0 <= int(state.count) <= MOST_ELEMENTS:
+        raise StateFormatError(f"a set counts 0 to {MOST_ELEMENTS} elements; this state says {int(state.count)}")
+    empty = encoder.empty(1)
+    try:
+        for name, tensor in (empty + state)._tensors().items():
+            known = empty._tensors()[name]
+            fits = tensor.dim() == known.dim() and all(a in (b, 1) for a, b in zip(known.shape, tensor.shape, strict=True))
+            if not fits or not state._tensors()[name].is_floating_point():
+                raise MismatchError(f"{name} is {tuple(tensor.shape)}, and {tuple(known.shape)} in states of this encoder")
+        encoder.finalize(state)
+    except NonFiniteError as error:
+        raise StateFormatError(f"the state holds NaN or infinity: {error}") from None
+    except (RuntimeError, KeyError, TypeError, IndexError) as error:
+        raise MismatchError(f"the state does not fit the encoder whose fingerprint it carries: {error}") from None

@@ -1,0 +1,120 @@
+"""Elements from bodies: what comes in is what was sent, and nothing that lies gets through."""
+
+import contextlib
+import io
+import json
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setstream.errors import DataError
+from setstream.serve.bodies import ARROW, JSON, NPY, parse_elements
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def arrow(table, **options):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=4)
+    return sink.getvalue().to_pybytes()
+
+
+def listed(array):
+    return pa.table({"features": pa.FixedSizeListArray.from_arrays(pa.array(array.ravel()), array.shape[1])})
+
+
+X = np.random.default_rng(0).standard_normal((10, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (JSON, json.dumps({"elements": X.tolist()}).encode()),
+        (NPY, npy(X)),
+        (NPY, npy(np.asfortranarray(X))),
+        (NPY, npy(X.astype(">f8"))),
+        (ARROW, arrow(listed(X))),
+        (ARROW, arrow(pa.table({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2]}))),
+        (ARROW, arrow(pa.table({"features": X.tolist()}))),
+    ],
+    ids=["json", "npy", "npy by columns", "npy big-endian", "arrow", "arrow columns", "arrow lists"],
+)
+def test_every_kind_gives_the_same_elements(kind, body):
+    np.testing.assert_array_equal(parse_elements(kind, body).float().numpy(), X)
+
+
+def test_no_elements_and_whole_numbers():
+    assert parse_elements(JSON, b'{"elements": []}').shape[0] == 0
+    assert parse_elements(JSON, b'{"elements": [1, 2]}').dtype == torch.int64
+    assert parse_elements(NPY, npy(np.zeros((0, 3)))).shape == (0, 3)
+
+
+def lying_npy():
+    body = npy(X)
+    return body.replace(b"(10, 3)", b"(99, 3)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (JSON, b"", "no JSON"),
+        (JSON, b"[" * 100_000, "no JSON"),
+        (JSON, b"[[1, 2]]", "expected an object"),
+        (JSON, b'{"elements": [[1], [1, 2]]}', "one shape"),
+        (JSON, b'{"elements": [["a"]]}', "numbers"),
+        (JSON, b'{"elements": [[null]]}', "numbers"),
+        (JSON, b'{"elements": [[true]]}', "numbers"),
+        (JSON, b'{"elements": [[%s]]}' % (b"9" * 400), "numbers"),
+        (JSON, b'{"elements": [[%s]]}' % (b"9" * 5000), "no JSON"),
+        (JSON, b'{"elements": %s1%s}' % (b"[" * 70, b"]" * 70), "elements"),
+        (JSON, b'{"elements": [], "more": 1}', "expected an object"),
+        (NPY, b"", "no .npy"),
+        (NPY, npy(X)[:-1], "promises"),
+        (NPY, npy(X) + b"0", "promises"),
+        (NPY, lying_npy(), "promises"),
+        (NPY, npy(np.array([{"a": 1}], dtype=object)), "numbers"),
+        (NPY, npy(np.array(["text"])), "numbers"),
+        (NPY, npy(np.array([1j])), "numbers"),
+        (NPY, npy(np.float32(1.0)), "single number"),
+        (ARROW, b"", "empty|no Arrow"),
+        (ARROW, b"text that is no Arrow", "no Arrow"),
+        (ARROW, arrow(listed(X))[:200], "no Arrow|no record batch"),
+        (ARROW, arrow(listed(np.zeros((10_000, 3))), compression="zstd"), "compressed"),
+        (ARROW, arrow(listed(np.zeros((10_000, 3))), compression="lz4"), "compressed"),
+        (ARROW, arrow(pa.table({"a": ["x"]})), "numbers"),
+        (ARROW, arrow(pa.table({"a": [1.0, None]})), "empty"),
+        (ARROW, arrow(pa.table({"a": pa.array(["x", "x"]).dictionary_encode()})), "dictionary"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_a_reason(kind, body, message):
+    with pytest.raises(DataError, match=message):
+        parse_elements(kind, body)
+
+
+@given(st.sampled_from([NPY, ARROW]), st.data())
+def test_damaged_bodies_never_fail_otherwise(kind, data):
+    body = bytearray(npy(X) if kind == NPY else arrow(listed(X)))
+    for _ in range(data.draw(st.integers(1, 8))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DataError):
+        parse_elements(kind, bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+def test_a_header_that_promises_terabytes_takes_no_memory():
+    body = npy(X).replace(b"(10, 3)", b"(9**9,)")
+    with pytest.raises(DataError):
+        parse_elements(NPY, body)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 3), }"
+    padded = header + b" " * (117 - len(header)) + b"\n"
+    with pytest.raises(DataError, match="promises"):
+        parse_elements(NPY, b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded)

@@ -1,0 +1,151 @@
+"""A store in PostgreSQL: a real one, started for the test, shared by two servers."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+import setstream as ss
+from setstream.errors import MismatchError, StoreError, UnknownSetError
+from tests.serve.conftest import listening, make
+from tests.serve.test_process import appending
+
+
+def find_binaries():
+    """Where initdb and pg_ctl lie: on the path, or where Debian puts them."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((place for place in places if (place / "initdb").exists()), None) or (
+        Path(shutil.which("initdb")).parent if shutil.which("initdb") else None
+    )
+
+
+BINARIES = find_binaries()
+pytestmark = pytest.mark.skipif(BINARIES is None, reason="there is no PostgreSQL here: apt-get install postgresql")
+
+
+def _as_nobody():
+    """PostgreSQL refuses to run as root: its own user, or any that is not root."""
+    if os.getuid() != 0:
+        return {}
+    names = [entry.pw_name for entry in pwd.getpwall()]
+    user = pwd.getpwnam(next(name for name in ("postgres", "nobody") if name in names))
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+@pytest.fixture(scope="module")
+def database():
+    """The URL of a cluster of its own, in a temporary folder, on a free port."""
+    identity = _as_nobody()
+    folder = Path(tempfile.mkdtemp(prefix="setstream-postgres-"))
+    if identity:
+        os.chown(folder, identity["user"], identity["group"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data = folder / "data"
+
+    def call(*command):
+        # The output goes to a file: a server that is left behind would keep a pipe open.
+        with (folder / "log.txt").open("ab") as log:
+            done = subprocess.run(list(map(str, command)), stdout=log, stderr=log, cwd=folder, timeout=120, **identity)
+        assert done.returncode == 0, (folder / "log.txt").read_text()
+
+    call(
+        BINARIES / "initdb", "-D", data, "-U", "setstream", "--auth", "trust", "-E", "UTF8", "--no-sync", "--locale", "C.UTF-8"
+    )
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=50"
+    call(BINARIES / "pg_ctl", "-D", data, "-w", "-o", options, "start")
+    try:
+        yield f"postgresql://setstream@127.0.0.1:{port}/postgres"
+    finally:
+        call(BINARIES / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def place(database):
+    """The database, without tables."""
+    import psycopg
+
+    yield database
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS setstream_states, setstream_meta")
+
+
+def test_a_store_in_postgres_does_what_one_in_sqlite_does(place, tmp_path):
+    torch.manual_seed(3)
+    x, y = torch.randn(20, 3), torch.randn(30, 3)
+    seen = []
+    for where in (place, tmp_path / "s.db"):
+        with ss.StateStore(where, make()) as store:
+            steps = [store.update("a", x), store.update("b", y), store.update("Ä", x[:1]), store.merge("a", "b")]
+            steps += [store.remove("a", x), store.ids(), store.counts("a", 1), store.count("z"), len(store), "b" in store]
+            store.decay("b", 0.5)
+            steps += [store.forget("b"), store.forget("b"), store.describe("a"), store.get_bytes("a")]
+            with pytest.raises(UnknownSetError, match="no set 'z'"):
+                store.predict("z")
+            with pytest.raises(UnknownSetError, match="no set 'z'"):
+                store.merge("a", "z")
+            store.fill([("c", store.get("a"))])
+            steps.append(store.count("c"))
+            seen.append(steps)
+    assert seen[0] == seen[1]
+
+
+def test_it_knows_its_model_and_says_what_is_wrong(place):
+    with ss.StateStore(place, make()) as store:
+        store.update("a", torch.ones(2, 3))
+    with ss.StateStore(place, make()) as store:
+        assert store.count("a") == 2
+    with pytest.raises(MismatchError, match="another encoder"):
+        ss.StateStore(place, make(seed=1))
+    secret = place.replace("setstream@", "setstream:secret@").replace("/postgres", "/nothing")
+    with pytest.raises(StoreError, match="nothing") as error:
+        ss.StateStore(secret, make(), wait=2)
+    assert "secret" not in str(error.value)
+
+
+def test_two_stores_that_update_the_same_sets_at_once_lose_nothing(place):
+    """Groups of sets in opposite orders: without an order of locks they would wait in a circle."""
+    stores = [ss.StateStore(place, make()) for _ in range(2)]
+    part = make().encoder.update(None, torch.ones(1, 1, 3))
+    ids = [f"s{number}" for number in range(8)]
+
+    def work(store, order):
+        for _ in range(5):
+            done = store.apply([ss.store.Change(id, part) for id in order])
+            assert all(isinstance(own, ss.store.Changed) for own in done)
+
+    threads = [threading.Thread(target=work, args=(stores[k % 2], ids if k < 2 else ids[::-1])) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {stores[0].count(id) for id in ids} == {20}
+    for store in stores:
+        store.close()
+
+
+def test_two_servers_share_one_database(place):
+    with listening(place) as (_, one), listening(place) as (_, two):
+        urls = [f"http://127.0.0.1:{port}" for port in (one, two)]
+        stop, noted = threading.Event(), [{} for _ in range(4)]
+        threads = [threading.Thread(target=appending, args=(urls[k % 2], ["a", "b"], stop, noted[k])) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        stop.wait(1.0)
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+        for id in ("a", "b"):
+            answered = sum(own[id] for own in noted)
+            assert answered > 3
+            assert [httpx.get(f"{url}/sets/{id}").json()["count"] for url in urls] == [answered, answered]
