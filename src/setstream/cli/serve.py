@@ -34,7 +34,7 @@ def run_serve(
 ) -> None:
     """Open the model and the store, and serve them."""
     for library in ("fastapi", "uvicorn", "websockets", "prometheus_client"):
-        need(library, "serve")
+        need(library, "serve", "the service")
     from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
     from setstream.serve.run import make_server, run
 

@@ -31,14 +31,14 @@ FEATURES = "features"
 
 
 def need(module: str, extra: str = "data", what: str = "these files") -> Any:
-    """Import a library that an extra brings, or name the extra; `what` needs it stands in the error."""
+    """Import a library that an extra brings, or name the extra; the error says that it is needed for `what`."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
-        raise ConfigurationError(f"{what} need {package}: pip install 'setstream[{extra}]'") from error
+        raise ConfigurationError(f"{package} is needed for {what}: pip install 'setstream[{extra}]'") from error
 
 
 # Files that are open: the ones used longest ago are closed, so that a data set of any size stays below the system's limit.

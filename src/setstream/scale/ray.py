@@ -56,7 +56,7 @@ def _add(a: bytes | None, b: bytes | None) -> bytes | None:
 @contextmanager
 def cluster(address: str | None = None, workers: int | None = None) -> Iterator[int]:
     """A Ray cluster for as long as it is needed: a local one, or the one at `address`. Gives the number of workers."""
-    ray = need("ray", "ray")
+    ray = need("ray", "ray", "the engine ray")
     started = not ray.is_initialized()
     if started:
         ray.init(address=address, num_cpus=None if address else workers, include_dashboard=False, log_to_driver=False)
@@ -71,8 +71,8 @@ def ray_states(
     encoder: SetEncoder, data: SetDataset | ParquetSets, work: list[Share], workers: int, chunk_size: int = 4096
 ) -> Iterator[tuple[str, State]]:
     """The states of the sets that some shares touch, one by one: summed on the cluster, and kept there until asked for."""
-    ray_data = need("ray.data", "ray")
-    aggregate = need("ray.data.aggregate", "ray")
+    ray_data = need("ray.data", "ray", "the engine ray")
+    aggregate = need("ray.data.aggregate", "ray", "the engine ray")
     sets = data if isinstance(data, ParquetSets) else None
     table = ray_data.from_items([{"share": share} for share in work], override_num_blocks=min(len(work), 4 * workers))
     partial = table.map_batches(
