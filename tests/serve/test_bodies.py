@@ -110,6 +110,12 @@ def test_damaged_bodies_never_fail_otherwise(kind, data):
         parse_elements(kind, bytes(body[: data.draw(st.integers(0, len(body)))]))
 
 
+def test_a_header_that_ends_in_an_open_bracket_is_refused():
+    body = npy(X).replace(b"(10, 3)", b"(10, (\0")
+    with pytest.raises(DataError, match=r"no \.npy file"):
+        parse_elements(NPY, body)
+
+
 def test_a_header_that_promises_terabytes_takes_no_memory():
     body = npy(X).replace(b"(10, 3)", b"(9**9,)")
     with pytest.raises(DataError):

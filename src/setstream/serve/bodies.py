@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def _from_npy(body: bytes) -> Tensor:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, by_columns, kind = read(file)
-    except (ValueError, KeyError, EOFError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, KeyError, EOFError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
         raise DataError(f"the body is no .npy file of version 1 or 2: {error}") from None
     if kind.hasobject or kind.kind not in "fiu":
         raise DataError(f"elements are numbers; the .npy file holds {kind}")
