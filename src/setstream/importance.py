@@ -120,16 +120,13 @@ class ImportancePass(Pass):
                 raise ConfigurationError(f"features is 'cache', 'recompute' or a folder that exists; got {str(features)!r}")
             self.folder = tempfile.TemporaryDirectory(prefix="setstream-features-", dir=features)
 
-    def visit(self, block: Block, features: Tensor) -> None:
-        """Keep the block's features in a file."""
+    def absorb(self, block: Block, features: Tensor) -> State:
+        """The block's part of the state; features that are kept in memory keep the pool's graph with them."""
         if self.folder is not None:
             path = Path(self.folder.name) / f"{block.index}.npy"
             kept = features.detach().cpu()
             np.save(path, (kept if kept.dtype == torch.float64 else kept.float()).numpy())
             self.cache[block.index] = path
-
-    def absorb(self, block: Block, features: Tensor) -> State:
-        """The block's part of the state; features that stay in memory keep the pool's graph with them."""
         if self.keep != "cache":
             return super().absorb(block, features)
         with self.leaves() as (_, context), torch.enable_grad():

@@ -134,7 +134,6 @@ class Pass:
         for block in self.blocks:
             with self._replay(block):
                 features = self.encoder.features(block.packed.elements)
-            self.visit(block, features)
             chunk = self.absorb(block, features)
             self._claim(state, chunk, block.index)
             # The first chunk needs no merging with nothing; ranks, which may have none, need sums of one type.
@@ -146,9 +145,6 @@ class Pass:
                 mine = collectives.owns(state.parts[name]["value"], self.whole.parts[name]["value"], self.group)
                 self.owners[name] = owner.masked_fill(~mine, -1)
         return self.whole
-
-    def visit(self, block: Block, features: Tensor) -> None:
-        """Called with each block's features on the way forward."""
 
     def absorb(self, block: Block, features: Tensor) -> State:
         """The block's part of the state, going forward."""

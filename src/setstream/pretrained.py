@@ -172,6 +172,14 @@ def _folder(place: str | Path, revision: str | None) -> Path:
     raise ConfigurationError(f"there is no folder {place}, and it is no id of the hub (owner/name) either")
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether `save_pretrained` wrote this folder; a run's folder has a config.json of another kind."""
+    try:
+        return "builder" in json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def _read(folder: Path) -> dict[str, Any]:
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():

@@ -87,8 +87,7 @@ def finalize(encoder: SetEncoder, tensors: Tensors) -> Any:
 
 def to_tensors(state: State) -> Tensors:
     """The tensors of a state."""
-    found = {f"{name}.{key}": tensor for name, part in state.parts.items() for key, tensor in part.tensors.items()}
-    return found | {COUNT: state.count}
+    return state.tensors() | {COUNT: state.count}
 
 
 def to_state(encoder: SetEncoder, tensors: Tensors) -> State:

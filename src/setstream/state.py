@@ -161,7 +161,7 @@ class State:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together: the price of keeping a stream open."""
-        return sum(tensor.nbytes for tensor in self._tensors().values()) + self.count.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors().values()) + self.count.nbytes
 
     def to(self, target: torch.device | str | torch.dtype) -> State:
         """The state on another device, or with its sums in another floating-point type."""
@@ -214,7 +214,7 @@ class State:
         return State.from_bytes, (self.to_bytes(),)
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self._tensors().items())
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.tensors().items())
         return f"State({len(self)} sets, count={self.count.tolist()}, {shapes}, device={self.device})"
 
     # -- helpers ------------------------------------------------------------------------------------------------------
@@ -222,7 +222,8 @@ class State:
     def _map(self, change: Callable[[Tensor], Tensor]) -> State:
         return State({name: part.map(change) for name, part in self.parts.items()}, change(self.count), self.origin)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of all parts by name, `part.tensor`; views, and without the count."""
         return {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors.items()}
 
     def _must_match(self, other: State, action: str, same_batch: bool = True) -> None:

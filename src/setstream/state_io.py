@@ -44,7 +44,7 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
 
 def dump(state: State) -> bytes:
     """The bytes of a state: equal states give equal bytes."""
-    tensors = {**state._tensors(), "count": state.count}
+    tensors = {**state.tensors(), "count": state.count}
     # Views of one storage would be refused: each tensor gets its own memory.
     tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     metadata: dict[str, Any] = {

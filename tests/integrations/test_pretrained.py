@@ -11,6 +11,7 @@ import setstream as ss
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn import SetClassifier
 from setstream.tasks.clustering import Clustering
+from setstream.tasks.loading import open_model
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.task import Mil
 from tests.integrations.builders import build, build_encoder
@@ -36,6 +37,13 @@ def test_a_models_own_builder_is_named_twice(tmp_path):
         assert again.encoder.empty(1).fingerprint == model.encoder.empty(1).fingerprint
     again.save_pretrained(tmp_path / "second")  # it knows by now
     assert torch.equal(ss.SetModel.from_pretrained(tmp_path / "second", builder=build)(x), model(x))
+
+
+def test_the_command_line_opens_a_saved_folder(tmp_path):
+    model = Clustering().build("deepsets").eval()
+    again = open_model(str(model.save_pretrained(tmp_path / "own")))
+    x = torch.randn(1, 9, 2)
+    assert torch.equal(again(x).means, model(x).means)
 
 
 def test_encoders_too(tmp_path):

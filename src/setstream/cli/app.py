@@ -169,7 +169,7 @@ def evaluate(
     "Killed or stopped, the same command goes on where it was."
 )
 def encode(
-    run_folder: Annotated[Path, typer.Argument(help="A run folder: the model.")],
+    model: Annotated[str, typer.Argument(help="A run's folder, a saved model's, a shipped one, or package.module:name.")],
     data: Annotated[Path, typer.Argument(help="Sets: a file or folder that ss.data.open recognises.")],
     out: Annotated[Path, typer.Option(help="A .parquet or .h5 file: one row a set.")],
     what: Annotated[str, typer.Option(help="representations, predictions or both.")] = "both",
@@ -188,7 +188,7 @@ def encode(
     from setstream.cli.encode import run_encode
 
     run_encode(
-        run_folder,
+        model,
         data,
         out,
         what=what,

@@ -13,7 +13,7 @@ from setstream import data as sets
 from setstream.data import ParquetSets, SetDataset
 from setstream.data.parquet import is_table
 from setstream.scale.bulk import encode_sets
-from setstream.tasks.loading import build_task, read_run, trained_model
+from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
 
 
@@ -22,7 +22,7 @@ def _skipped(problem: str, console: Console) -> None:
 
 
 def run_encode(
-    run_folder: Path,
+    place: str,
     data: Path,
     out: Path,
     *,
@@ -40,8 +40,7 @@ def run_encode(
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
-    config = read_run(run_folder)
-    model = trained_model(run_folder, build_task(config), config).to(choose_device(device))
+    model = open_model(place).to(choose_device(device))
     found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
     if isinstance(found, SetDataset):
         found, problems = found.check(skip_bad)

@@ -129,7 +129,7 @@ def features(
     "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)"
 )
 def heatmap(
-    model: Annotated[str, typer.Argument(help="A run folder, or package.module:function that gives an ss.SetModel.")],
+    model: Annotated[str, typer.Argument(help="A run's folder, a saved model's, or package.module:function.")],
     slide: Annotated[Path, typer.Argument(help="The slide.")],
     out: Annotated[Path, typer.Option(help="Folder for SLIDE.png and the table.")],
     features_of: Annotated[
@@ -145,6 +145,7 @@ def heatmap(
     from setstream.data import H5Source
     from setstream.data.slides import Slide, SlideSource, heat_map, read_grid, save_png
     from setstream.data.source import SetSource
+    from setstream.tasks.loading import open_model
     from setstream.tasks.mil.attribution import element_scores
     from setstream.training.processes import choose_device
 
@@ -156,7 +157,7 @@ def heatmap(
     else:
         source = SlideSource(slide, patches)
         grid = source.grid
-    network = _model(model).to(choose_device(device))
+    network = open_model(model).to(choose_device(device))
     with console.status("looking"):
         found = element_scores(network, source, chunk_size)
     if score not in found.elements:
@@ -169,21 +170,6 @@ def heatmap(
     console.print(
         f"p = {found.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .{table}", highlight=False, soft_wrap=True
     )
-
-
-def _model(place: str) -> Any:
-    from setstream.model import SetModel
-    from setstream.places import find
-    from setstream.tasks.loading import build_task, read_run, trained_model
-
-    if ":" not in place or Path(place).exists():
-        config = read_run(Path(place))
-        return trained_model(Path(place), build_task(config), config)
-    found = find(place, "model")
-    found = found if isinstance(found, SetModel) or not callable(found) else found()
-    if not isinstance(found, SetModel):
-        raise ConfigurationError(f"{place!r} must give an ss.SetModel; it gave a {type(found).__name__}")
-    return found.eval()
 
 
 def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:

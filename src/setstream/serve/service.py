@@ -117,10 +117,10 @@ def check_upload(encoder: SetEncoder, state: State) -> None:
         raise StateFormatError(f"a set counts 0 to {MOST_ELEMENTS} elements; this state says {int(state.count)}")
     empty = encoder.empty(1)
     try:
-        for name, tensor in (empty + state)._tensors().items():
-            known = empty._tensors()[name]
+        for name, tensor in (empty + state).tensors().items():
+            known = empty.tensors()[name]
             fits = tensor.dim() == known.dim() and all(a in (b, 1) for a, b in zip(known.shape, tensor.shape, strict=True))
-            if not fits or not state._tensors()[name].is_floating_point():
+            if not fits or not state.tensors()[name].is_floating_point():
                 raise MismatchError(f"{name} is {tuple(tensor.shape)}, and {tuple(known.shape)} in states of this encoder")
         encoder.finalize(state)
     except NonFiniteError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.places import find
+from setstream.pretrained import is_saved
 from setstream.tasks import task_class
 from setstream.training.checkpoint import weights_of
 from setstream.training.config import TrainConfig, read_options
@@ -38,13 +39,15 @@ def trained_model(folder: Path, task: Task, config: TrainConfig) -> SetModel:
 
 
 def open_model(name: str) -> SetModel:
-    """A model to use, in eval mode: of a run folder, shipped with the package, or your own as `package.module:name`.
+    """A model to use, in eval mode: of a run's folder or one of `save_pretrained`, shipped, or your own: `package.module:name`.
 
     >>> type(open_model("umbc+set-transformer")).__name__
     'SetModel'
     """
     from setstream.tasks.clustering.pretrained import available, pretrained
 
+    if is_saved(Path(name)):
+        return SetModel.from_pretrained(name)
     if Path(name).is_dir():
         config = read_run(Path(name))
         return trained_model(Path(name), build_task(config), config)
