@@ -157,6 +157,34 @@ def test_cross_validation_resumes_and_averages(tmp_path):
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
 
 
+def test_a_run_for_each_combination(tmp_path):
+    text = """
+    [[runs]]
+    name = "{model}-{seed}"
+    each = { model = ["deepsets", "sse"], seed = [0, 1] }
+    task = "clustering"
+    model = "{model}"
+    seed = "{seed}"
+
+    [[runs]]
+    name = "next-{seed}"
+    each = { seed = [1] }
+    after = ["sse-{seed}"]
+    init_from = "{out}/sse-{seed}"
+    task = "clustering"
+    model = "sse"
+    """
+    (tmp_path / "sweep.toml").write_text(text)
+    *runs, following = read_sweep(tmp_path / "sweep.toml", tmp_path / "runs")
+    assert [run.name for run in runs] == ["deepsets-0", "deepsets-1", "sse-0", "sse-1"]
+    assert [(run.config.model, run.config.seed) for run in runs] == [("deepsets", 0), ("deepsets", 1), ("sse", 0), ("sse", 1)]
+    assert following.after == ["sse-1"]
+    assert following.config.init_from == str(tmp_path / "runs" / "sse-1")
+    (tmp_path / "sweep.toml").write_text(text.replace("[0, 1]", "0"))
+    with pytest.raises(ConfigurationError, match="a list of values; got"):
+        read_sweep(tmp_path / "sweep.toml", tmp_path)
+
+
 @pytest.mark.parametrize("file", sorted((Path(__file__).parents[2] / "sweeps").glob("*.toml")), ids=lambda file: file.stem)
 def test_the_sweeps_of_the_repository_can_be_read(file, tmp_path):
     runs = read_sweep(file, tmp_path)

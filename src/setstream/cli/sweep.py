@@ -7,12 +7,18 @@
     seed = 1
     after = ["umbc-seed-0"]             optional: the runs that must be done before it
     init_from = "{out}/umbc-seed-0"     {out} is the folder of the sweep
+    [[runs]]
+    name = "sse-{size}-seed-{number}"   or a table for many:
+    each = { size = [8, 32], number = [0, 1, 2] }       every combination
+    chunk_size = "{size}"               a text that is a name in braces becomes the value
+    seed = "{number}"
 
 Finished runs are skipped and others resumed: a sweep that was stopped, in whatever way, is started again by the same command.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -71,7 +77,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
         raise ConfigurationError(f"{file} must hold [defaults] (optional) and a list of [[runs]], each with a name")
     defaults: dict[str, Any] = options.get("defaults", {})
     runs: list[Run] = []
-    for own in options["runs"]:
+    for own in (one for given in options["runs"] for one in each_of(given)):
         if "name" not in own:
             raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {own}")
         name, after = own["name"], own.get("after", [])
@@ -79,7 +85,8 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
         if unknown:
             raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that stand above it")
         changes = {key: value for key, value in own.items() if key not in ("name", "after")}
-        runs.append(Run(name, TrainConfig.from_dict(_placed(merge(defaults, changes), out)), out / name, after))
+        placed = filled(merge(defaults, changes), {"out": str(out)})
+        runs.append(Run(name, TrainConfig.from_dict(placed), out / name, after))
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         raise ConfigurationError(
@@ -88,11 +95,32 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
     return runs
 
 
-def _placed(value: Any, out: Path) -> Any:
-    """Options with the sweep's folder in the place of {out}."""
-    if isinstance(value, dict):
-        return {name: _placed(own, out) for name, own in value.items()}
-    return value.replace("{out}", str(out)) if isinstance(value, str) else value
+def each_of(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """One run, or one for every combination of the values under `each`.
+
+    >>> each_of({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
+    [{'name': 'full-0', 'seed': 0}, {'name': 'full-1', 'seed': 1}]
+    """
+    values = given.get("each", {})
+    if not isinstance(values, dict) or not all(isinstance(own, list) and own for own in values.values()):
+        raise ConfigurationError(f"each = {{name = [value, ...], ...}} gives every name a list of values; got {values!r}")
+    template = {name: value for name, value in given.items() if name != "each"}
+    return [filled(template, dict(zip(values, own, strict=True))) for own in itertools.product(*values.values())]
+
+
+def filled(template: Any, values: dict[str, Any]) -> Any:
+    """Options with values in the place of their names in braces; a text that is nothing else becomes the value itself."""
+    if isinstance(template, dict):
+        return {name: filled(own, values) for name, own in template.items()}
+    if isinstance(template, list):
+        return [filled(own, values) for own in template]
+    if not isinstance(template, str):
+        return template
+    for name, value in values.items():
+        if template == f"{{{name}}}":
+            return value
+        template = template.replace(f"{{{name}}}", str(value))
+    return template
 
 
 def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
