@@ -12,6 +12,7 @@ from setstream.report import clustering as evidence
 from setstream.report import find_runs, partitions, streams, write_report
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, sample
+from setstream.tasks.clustering.streams import disagreement, stream_ends
 from setstream.tasks.loading import build_task
 from setstream.training import TrainConfig, Trainer
 
@@ -89,9 +90,9 @@ def test_streams_agree_for_consistent_models_and_not_for_others():
     torch.manual_seed(0)
     models = {name: Clustering().build(name).eval() for name in ("umbc+set-transformer", "set-transformer")}
     drawn = sample(1, 60, generator=torch.Generator().manual_seed(0))
-    ends = streams.stream_ends(models, drawn)
-    assert streams.disagreement(ends["umbc+set-transformer"], drawn.points) < 1e-4
-    assert streams.disagreement(ends["set-transformer"], drawn.points) > 1e-3
+    ends = {name: stream_ends(model, drawn.points[0], drawn.labels[0]) for name, model in models.items()}
+    assert disagreement(ends["umbc+set-transformer"], drawn.points) < 1e-4
+    assert disagreement(ends["set-transformer"], drawn.points) > 1e-3
     gif = Image.open(io.BytesIO(streams.streams_gif(models, drawn, frames=3)))
     assert gif.n_frames == 3
 

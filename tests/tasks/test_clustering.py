@@ -13,7 +13,7 @@ from setstream.tasks.clustering import Clustering, DiagonalMixture, pretrained, 
 from setstream.tasks.clustering.classical import em_nll
 from setstream.tasks.clustering.mixtures import log_likelihood, negative_log_likelihood
 from setstream.tasks.clustering.models import MODELS
-from setstream.tasks.clustering.pretrained import available, folder_of
+from setstream.tasks.clustering.pretrained import SHELF
 from setstream.tasks.clustering.streams import STREAMS, predictions, stream_order
 from setstream.training import Encode
 
@@ -141,11 +141,11 @@ def test_a_model_of_the_task_is_an_ordinary_set_model():
 
 
 def test_shipped_models_are_trained_and_small():
-    assert available() == ["set-transformer", "umbc+set-transformer"]
-    assert sum(path.stat().st_size for name in available() for path in folder_of(name).iterdir()) < 2 * 2**20
+    assert set(SHELF.available()) == {"deepsets", "sse", "set-transformer", "umbc+set-transformer"}
+    assert sum(path.stat().st_size for name in SHELF.available() for path in SHELF.folder_of(name).iterdir()) < 3 * 2**20
     task = Clustering(test_sets=100)
-    gaps = {name: task.evaluate(pretrained(name))["gap"] for name in available()}
-    assert gaps["umbc+set-transformer"] < 0.35
+    gaps = {name: task.evaluate(pretrained(name))["gap"] for name in SHELF.available()}
+    assert gaps["umbc+set-transformer"] < 0.35 < gaps["sse"] < gaps["deepsets"] + 0.1 < 1.1
     assert gaps["set-transformer"] > 1.0  # given chunks
-    with pytest.raises(ConfigurationError, match="no weights of 'sse'"):
-        pretrained("sse")
+    with pytest.raises(ConfigurationError, match="no weights of 'fspool'"):
+        pretrained("fspool")

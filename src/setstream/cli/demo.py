@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from setstream.report.page import Page
-from setstream.report.streams import add_streams, disagreement, stream_ends
+from setstream.report.streams import add_streams
 from setstream.tasks.clustering import Clustering, pretrained, sample
-from setstream.tasks.clustering.streams import STREAMS
+from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends
 
 MODELS = ("umbc+set-transformer", "set-transformer")
 
@@ -23,7 +23,8 @@ def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points at the end of each stream"
     rows = Table("model", *STREAMS, "disagreement", box=None, title=title)
-    for name, ends in stream_ends(models, drawn).items():
+    for name, model in models.items():
+        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
         nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
         rows.add_row(name, *nlls, f"{disagreement(ends, drawn.points):.1e}")
     console.print(rows)

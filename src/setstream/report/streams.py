@@ -12,7 +12,7 @@ from setstream.report.animation import animate
 from setstream.report.page import Page
 from setstream.report.plotting import pyplot
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
-from setstream.tasks.clustering.streams import STREAMS, predictions, stream_order
+from setstream.tasks.clustering.streams import STREAMS, disagreement, predictions, stream_ends, stream_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,32 +36,15 @@ def draw_mixture(axis: Any, points: Tensor, mixture: DiagonalMixture | None, tit
     axis.set_title(title, fontsize=8)
 
 
-def stream_ends(models: dict[str, SetModel], drawn: Sample) -> dict[str, dict[str, DiagonalMixture]]:
-    """What each model says at the end of each stream of the first set."""
-    ends: dict[str, dict[str, DiagonalMixture]] = {}
-    for name, model in models.items():
-        for kind in STREAMS:
-            chunks = stream_order(kind, drawn.labels[0], torch.Generator().manual_seed(0))
-            *_, last = predictions(model, drawn.points[0], chunks)
-            ends.setdefault(name, {})[kind] = last
-    return ends
-
-
-def disagreement(ends: dict[str, DiagonalMixture], points: Tensor) -> float:
-    """How far apart the four streams' log-likelihoods of a point are: largest minus smallest, mean over the points."""
-    values = torch.stack([end.log_prob(points) for end in ends.values()])
-    return float((values.amax(0) - values.amin(0)).mean())
-
-
 def streams_figure(models: dict[str, SetModel], drawn: Sample) -> Figure:
     """A row for each model, a column for each stream: what it says at the end."""
     plt = pyplot()
     figure, axes = plt.subplots(
         len(models), len(STREAMS), figsize=(2.3 * len(STREAMS), 2.6 * len(models)), constrained_layout=True, squeeze=False
     )
-    ends = stream_ends(models, drawn)
-    for row, (name, own) in zip(axes, ends.items(), strict=True):
-        for axis, (kind, end) in zip(row, own.items(), strict=True):
+    for row, (name, model) in zip(axes, models.items(), strict=True):
+        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
+        for axis, (kind, end) in zip(row, ends.items(), strict=True):
             nll = float(end.nll(drawn.points))
             draw_mixture(axis, drawn.points[0], end, f"{kind} stream, NLL {nll:.2f}")
         row[0].set_ylabel(name, fontsize=9)
@@ -95,7 +78,8 @@ def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: 
     figure, gif = streams_figure(models, drawn), streams_gif(models, drawn)
     page.section("Four streams of one set")
     rows = []
-    for name, ends in stream_ends(models, drawn).items():
+    for name, model in models.items():
+        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
         nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
         rows.append([name, *nlls, f"{disagreement(ends, drawn.points):.1e}"])
     oracle = float(drawn.oracle())

@@ -44,18 +44,18 @@ def open_model(name: str) -> SetModel:
     >>> type(open_model("umbc+set-transformer")).__name__
     'SetModel'
     """
-    from setstream.tasks.clustering.pretrained import available, pretrained
+    from setstream.tasks.clustering.pretrained import SHELF
 
     if is_saved(Path(name)):
         return SetModel.from_pretrained(name)
     if Path(name).is_dir():
         config = read_run(Path(name))
         return trained_model(Path(name), build_task(config), config)
-    if name in available():
-        return pretrained(name)
+    if name in SHELF.available():
+        return SHELF.open(name)
     if ":" not in name:
         raise ConfigurationError(
-            f"{name!r} is no run folder and no shipped model ({', '.join(available())}); your own is package.module:name"
+            f"{name!r} is no run folder and no shipped model ({', '.join(SHELF.available())}); your own is package.module:name"
         )
     found = find(name, "model")
     made = found if isinstance(found, SetModel) else found() if callable(found) else found

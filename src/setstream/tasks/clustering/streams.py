@@ -46,3 +46,21 @@ def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> Iterat
     for chunk in chunks:
         stream.update(points[chunk].unsqueeze(0))
         yield stream.predict()
+
+
+@torch.no_grad()
+def stream_ends(model: SetModel, points: Tensor, labels: Tensor, seed: int = 0) -> dict[str, DiagonalMixture]:
+    """What the model says of one set (N, D) at the end of each of the four streams."""
+    ends = {}
+    for kind in STREAMS:
+        stream = model.stream()
+        for chunk in stream_order(kind, labels, torch.Generator().manual_seed(seed)):
+            stream.update(points[chunk].unsqueeze(0))
+        ends[kind] = stream.predict()
+    return ends
+
+
+def disagreement(ends: dict[str, DiagonalMixture], points: Tensor) -> float:
+    """How far apart the streams' log-likelihoods of a point are: largest minus smallest, mean over the points (1, N, D)."""
+    values = torch.stack([end.log_prob(points) for end in ends.values()])
+    return float((values.amax(0) - values.amin(0)).mean())
