@@ -37,6 +37,12 @@ def model(name):
     return MODELS[name](width=16, **options).eval()
 
 
+def test_waves_change_nothing_in_the_laws():
+    torch.manual_seed(0)
+    finer = MODELS["umbc+set-transformer"](width=16, num_slots=4, waves=4)
+    ss.testing.check_mini_batch_consistency(finer.encoder, torch.rand(2, 40, 5))
+
+
 def test_pixels_know_their_place():
     image = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
     pixels = as_pixels(image)
@@ -49,11 +55,14 @@ def test_pixels_know_their_place():
     assert float(places(7, 9).max()) < 1
 
 
-def test_the_decoder_is_the_plain_one_without_the_repeated_work():
+@pytest.mark.parametrize("waves", [0, 2])
+def test_the_decoder_is_the_plain_one_without_the_repeated_work(waves):
     torch.manual_seed(0)
-    decoder = Decoder(6, 3, 0.1).double()
+    decoder = Decoder(6, 3, 0.1, waves).double()
     read, where = torch.randn(2, 6).double(), torch.rand(2, 9, 2).double()
-    tiled = torch.cat([read.unsqueeze(1).expand(-1, 9, -1), where], -1)
+    angles = [2**i * torch.pi * where[..., axis] for axis in range(2) for i in range(waves)]
+    features = [own.sin() for own in angles] + [own.cos() for own in angles] + [where[..., 0], where[..., 1]]
+    tiled = torch.cat([read.unsqueeze(1).expand(-1, 9, -1), torch.stack(features, -1)], -1)
     mean, raw = decoder.rest(decoder.first(tiled)).chunk(2, -1)
     found = decoder(read, where)
     torch.testing.assert_close(found[0], mean)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UMBC = "umbc+set-transformer"
-GALLERY = (50, 100, 200, 500, 1000)
+GALLERY = (50, 100, 200, 500, 1000)  # pixels of a small image
+LARGE = 4096  # from here on, the same shares of all pixels
 
 
 def as_the_paper_trains(run: FinishedRun) -> bool:
@@ -120,11 +121,20 @@ def completed(task: Completion, model: SetModel, context: Tensor, shape: tuple[i
     return mean, deviation
 
 
+def context_sizes(pixels: int) -> list[int]:
+    """How many pixels are shown of an image that has so many.
+
+    >>> context_sizes(28 * 28), context_sizes(256 * 256)
+    ([50, 100, 200, 500], [3200, 6400, 12800, 32000, 64000])
+    """
+    return [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
+
+
 def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure:
     """For some test images: context, mean, uncertainty, for growing contexts, and the truth."""
     plt = pyplot()
     shape = tuple(task.images["test"].pixels.shape[1:])
-    images, sizes = min(images, task.tests()), [size for size in GALLERY if size <= shape[1] * shape[2]]
+    images, sizes = min(images, task.tests()), context_sizes(shape[1] * shape[2])
     figure, axes = plt.subplots(
         3 * images, len(sizes) + 1, figsize=(1.25 * (len(sizes) + 1), 3.9 * images), constrained_layout=True, squeeze=False
     )
@@ -150,7 +160,7 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
     pixels = task.test_pixels(0, images)
     figure, axes = plt.subplots(3, images, figsize=(1.6 * images, 4.9), squeeze=False)
     figure.subplots_adjust(0.02, 0.02, 0.98, 0.94, 0.05, 0.18)
-    total = min(1000, pixels.shape[1])
+    total = context_sizes(pixels.shape[1])[-1]
     ends = [0, *(max(1, round(total ** ((frame + 1) / frames))) for frame in range(frames))]
     streams = [model.stream() for _ in range(images)]
     grid = places(*shape[1:]).unsqueeze(0)

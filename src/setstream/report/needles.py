@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
+
+import torch
 
 from setstream.report.page import Page
 from setstream.report.plotting import pyplot
@@ -51,6 +54,21 @@ def accuracy_figure(runs: list[FinishedRun]) -> Figure:
     return found
 
 
+def differences(runs: list[FinishedRun], metric: str) -> list[list[str]]:
+    """By how much each way of training beats each other, over runs of the same rate and seed: they saw the same bags."""
+    scores: dict[str, dict[tuple[float, int], float]] = {}
+    for kind, rates in by_kind_and_rate(runs).items():
+        scores[kind] = {(rate, run.config.seed): run.metrics[metric] for rate, own in rates.items() for run in own}
+    rows = []
+    for one, other in itertools.permutations(scores, 2):
+        gains = torch.tensor([scores[one][pair] - scores[other][pair] for pair in scores[one].keys() & scores[other].keys()])
+        if len(gains) > 1 and float(gains.mean()) >= 0:
+            error = float(gains.std() / len(gains) ** 0.5)
+            shown = [f"{float(gains.mean()):+.3f} ± {error:.3f}", f"{int((gains > 0).sum())} of {len(gains)}"]
+            rows.append([one, other, *shown])
+    return rows
+
+
 def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     """The figure, and the numbers behind it."""
     page.section("needles")
@@ -64,3 +82,6 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
             seconds = mean_and_spread([float(run.result["seconds"]) for run in own])
             rows.append([kind, f"{1000 * rate:g}", *cells, seconds, str(len(own))])
     page.table(["training", "needles in 1000", *METRICS, "seconds", "seeds"], rows)
+    for metric in ("auroc", "accuracy"):
+        caption = f"Gain in {metric}: mean and standard error over pairs of the same rate and seed, which saw the same bags."
+        page.table(["this", "beats", "by", "in pairs"], differences(runs, metric), caption)

@@ -20,21 +20,43 @@ from setstream.streamed_loss import streamed_loss
 STREAMED_FROM = 16_384
 
 
+class Waves(nn.Module):
+    """Rows that begin with a place p in [0, 1]², with sin 2^i πp and cos 2^i πp for i < count put before them.
+
+    Layers on bare places are smooth functions of them: large images need the waves for what is small in them.
+
+    >>> Waves(3)(torch.rand(7, 5)).shape
+    torch.Size([7, 17])
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(..., 2 + any) to (..., 4 count + 2 + any)."""
+        if self.count == 0:
+            return rows
+        angles = rows[..., :2].unsqueeze(-1) * (torch.pi * 2.0 ** torch.arange(self.count, device=rows.device))
+        return torch.cat([angles.sin().flatten(-2), angles.cos().flatten(-2), rows], -1)
+
+
 class Decoder(nn.Module):
     """r and a place to mean and scale of each channel: four layers, as in the paper's appendix."""
 
-    def __init__(self, width: int, channels: int, smallest_scale: float) -> None:
+    def __init__(self, width: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
         super().__init__()
         self.channels, self.smallest_scale = channels, smallest_scale
-        self.first = nn.Linear(width + 2, width)
+        self.waves = Waves(waves)
+        self.first = nn.Linear(width + 2 + 4 * waves, width)
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
 
     def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Means and scales (B, T, channels) for r (B, width) at places (B, T, 2)."""
-        weight = self.first.weight
+        of_read, of_place = self.first.weight.split([read.shape[-1], 2 + 4 * self.waves.count], dim=1)
         # The share of r in the first layer is the same for all places: once an image, and not once a place.
-        shared = F.linear(read, weight[:, :-2], self.first.bias)  # (B, width)
-        mean, raw = self.rest(F.linear(places, weight[:, -2:]) + shared.unsqueeze(1)).chunk(2, dim=-1)
+        shared = F.linear(read, of_read, self.first.bias)  # (B, width)
+        mean, raw = self.rest(F.linear(self.waves(places), of_place) + shared.unsqueeze(1)).chunk(2, dim=-1)
         return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
 
 

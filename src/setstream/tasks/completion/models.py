@@ -3,7 +3,7 @@
     (place, colour) --four layers of 128--> features --pool--> z --body--> r (128,) --decoder at p--> mean and scale of a colour
 
 All share phi and the decoder; they differ in what lies between. Set functions that need their whole input stand in `ChunkMean`:
-given chunks, they are averaged, which is how the paper tests them.
+given chunks, they are averaged, which is how the paper tests them. `waves` is ours, for large images: see field.Waves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from setstream.nn import DiffEM, FSPool, SetTransformer
 from setstream.nn.mlp import mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
-from setstream.tasks.completion.field import Decoder, FieldHead
+from setstream.tasks.completion.field import Decoder, FieldHead, Waves
 
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
 #: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
@@ -31,10 +31,13 @@ Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> t
 def completion_model(parts: Parts) -> Callable[..., SetModel]:
     """A builder of models that differ in their pool and its body only; it has the docstring of `parts`."""
 
-    def build(channels: int = 3, width: int = WIDTH, smallest_scale: float = SMALLEST_SCALE, **options: Any) -> SetModel:
+    def build(
+        channels: int = 3, width: int = WIDTH, smallest_scale: float = SMALLEST_SCALE, waves: int = 0, **options: Any
+    ) -> SetModel:
         pool, body = parts(width, **options)
-        encoder = SetEncoder(mlp([2 + channels, *[width] * LAYERS]), pool)
-        return SetModel(encoder, FieldHead(body, Decoder(width, channels, smallest_scale)))
+        layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
+        encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
+        return SetModel(encoder, FieldHead(body, Decoder(width, channels, smallest_scale, waves)))
 
     build.__doc__ = parts.__doc__
     return build

