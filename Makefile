@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install test test-slow demo lint bench clean
+.PHONY: install test test-slow demo docs lint bench clean
 
 install: $(STAMP)  ## make .venv and install setstream with its development tools
 
@@ -22,6 +22,10 @@ test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep p
 
 demo: $(STAMP)  ## one set in four streams through two trained models; writes out/demo
 	$(BIN)/setstream demo --out out/demo
+
+docs: $(STAMP)  ## the site, in out/docs; a broken link or a docstring that does not render is an error
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs out/docs
+	@echo out/docs/index.html
 
 lint: $(STAMP)  ## ruff (style, imports, docstrings) and mypy --strict
 	$(BIN)/ruff check .

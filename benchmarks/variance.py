@@ -55,6 +55,13 @@ def gradient(own: ss.SetModel, loss: Callable[[Tensor], Tensor], x: Tensor, **op
     return torch.cat([g.flatten() for _, g in pairs]), torch.cat([g.flatten() for p, g in pairs if id(p) in phi])
 
 
+def noise_and_bias(estimates: Tensor, full: Tensor) -> tuple[float, float]:
+    """Squared distance of estimates (draws, P) from the full gradient (P,), over its squared norm: of one, of their mean."""
+    scale = full.square().sum()
+    noise = (estimates - full).square().sum(1).mean() / scale
+    return float(noise), float((estimates.mean(0) - full).square().sum() / scale)
+
+
 def report(
     title: str,
     own: ss.SetModel,
@@ -76,15 +83,9 @@ def report(
             ImportancePass.order = options.pop("order", 2.0)
             chunk = size // options.get("grad_chunks", 1)
             found = [gradient(own, loss, x, chunk_size=chunk, partition="random", **options) for _ in range(draws)]
-            cells = []
-            for part in (0, 1):
-                stack = torch.stack([f[part] for f in found])
-                scale = full[part].square().sum()
-                cells.append(
-                    ((stack - full[part]).square().sum(1).mean() / scale, (stack.mean(0) - full[part]).square().sum() / scale)
-                )
+            cells = [noise_and_bias(torch.stack([f[part] for f in found]), full[part]) for part in (0, 1)]
             (noise, bias), (phi_noise, phi_bias) = cells
-            rows.append((name, size, float(noise), float(phi_noise)))
+            rows.append((name, size, noise, phi_noise))
             print(f"| {name} | {size} | {noise:.2g} | {phi_noise:.2g} | {bias:.2g} | {phi_bias:.2g} |", flush=True)
     ImportancePass.order = 2.0
     return rows

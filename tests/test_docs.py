@@ -1,5 +1,7 @@
 """Every Python block of the README and the docs runs, and every bash block, in order, one namespace a page."""
 
+import ast
+import importlib
 import os
 import re
 import subprocess
@@ -10,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SLOW = {"docs/slides.md"}
 
@@ -40,12 +43,107 @@ def test_there_are_blocks_to_run():
     assert BLOCK.findall((ROOT / "README.md").read_text())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_to_files_lead_somewhere(page):
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
-        if not target.startswith("http"):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def prose_of(page):
+    """The page without its code blocks."""
+    return re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors_of(page):
+    """The anchors of a page's headings, as git hosts and the site make them."""
+    headings = re.findall(r"^#{1,6} +(.*?) *$", prose_of(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text)).lower().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)]*)\)", prose_of(page)):
+        if target.startswith(("http://", "https://")):
+            continue
+        place = (page.parent / target).resolve() if target else page
+        assert place.is_file(), f"{name_of(page)} links to {target}"
+        assert not anchor or anchor in anchors_of(place), (
+            f"{name_of(page)} links to {target}#{anchor}; there are {anchors_of(place)}"
+        )
+
+
+def test_every_page_is_in_the_navigation():
+    listed = set()
+    for page in (ROOT / "docs").rglob("*.md"):
+        for content in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            for entry in (line for line in content.splitlines() if line and not line.startswith(":")):
+                listed |= {found.resolve() for found in page.parent.glob(f"{entry}.md")}
+    assert {page for page in (ROOT / "docs").rglob("*.md") if page not in listed} == {ROOT / "docs/index.md"}
+
+
+PUBLIC = ["", "data", "data/slides", "integrations/sklearn", "nn", "serve", "testing", "training"]
+
+
+@pytest.mark.parametrize("room", PUBLIC)
+def test_every_public_name_is_in_the_reference(room):
+    folder = ROOT / "src/setstream" / room
+    tree = ast.parse((folder / "__init__.py").read_text())
+    exported = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
+    pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
+    documented = set(re.findall(r"auto(?:class|function):: (\S+)", pages))
+    documented |= {"setstream.training.Batch", "setstream.training.Encode"}  # types, said in a sentence
+    prefix = ".".join(["setstream", *Path(room).parts])
+    modules = {alias.name for node in tree.body if getattr(node, "module", "") == "setstream" for alias in node.names}
+    names = set(ast.literal_eval(exported)) - modules
+    assert {f"{prefix}.{name}" for name in names} <= documented
+
+
+class TestPlainDocstrings:
+    """docs/_ext: docstrings as they stand become reStructuredText."""
+
+    @pytest.fixture
+    def rest(self, monkeypatch):
+        monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+        return importlib.import_module("plain_docstrings").rest
+
+    def test_options_become_a_definition_list(self, rest):
+        found = rest(["first:   of two,", "         over two lines.", "second, third: `x + 1`"])
+        assert found == ["``first``", "   of two,", "   over two lines.", "``second``, ``third``", "   ``x + 1``"]
+
+    def test_what_is_set_by_hand_stays_as_it_is(self, rest):
+        assert rest(["    z = A*x |y|"]) == ["::", "", "       z = A*x |y|"]
+        assert rest(["full      ordinary", "exact     the same*"]) == [
+            "::",
+            "",
+            "   full      ordinary",
+            "   exact     the same*",
+        ]
+        assert rest([">>> 2 * 3", "6"]) == [">>> 2 * 3", "6"]
+
+    def test_prose_has_references_and_no_other_marks(self, rest):
+        assert rest(["`ss.State`s of *args, `a b`"]) == [":py:obj:`ss.State <setstream.State>`\\ s of \\*args, ``a b``"]
+        assert rest(["UMBC: slots attend"]) == ["UMBC: slots attend"]
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        tmp_path / "trees",
+        ROOT / "docs",
+        tmp_path / "site",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 30
+    for page in pages:
+        loaded = re.findall(r"<(?:script|img|link|iframe|source)\b[^>]*?(?:src|href)=\"(https?:)?//[^\"]*", page.read_text())
+        assert not loaded, f"{page.name} loads {loaded}"
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        assert not re.findall(r"(?:@import|url\()[\s\"']*(?:https?:)?//", sheet.read_text()), sheet.name
 
 
 def test_the_demo_runs(tmp_path):
