@@ -58,7 +58,8 @@ def encode(
 
     sets:         (B, N, ...) with an optional mask, a list of tensors, a pair (x, ptr), or `ss.Chunks` that serves them.
     chunk_size:   elements of a set that have a graph at a time.
-    gradient:     full, exact, unbiased, importance, subset or none: see the table in `setstream/encode.py`.
+    gradient:     full, exact, unbiased, importance, subset or none: see the table in `setstream/encode.py`. Under
+                  torch.no_grad each of them, subset too, gives the value of the whole set.
     grad_chunks:  m', the chunks of each set that carry the gradient; as many as there are means all: the full gradient.
     replacement:  draw chunks as the paper writes it, with replacement (a chunk drawn twice counts twice in the gradient).
                   Without it the noise is smaller. Refused for pools with a maximum or minimum, where it would be biased.

@@ -10,6 +10,7 @@ import setstream as ss
 from setstream.data.images import celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.completion import MODELS, Completion, Decoder, Field, as_pixels, places
+from setstream.tasks.completion.pretrained import SHELF
 from setstream.training import TrainConfig, Trainer
 
 CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer")
@@ -217,3 +218,11 @@ def test_gradients_are_exact_in_chunks(folder):
     own = model("umbc+set-transformer").train()
     context = task(folder).test_pixels(0, 2)[:, :30]
     ss.testing.check_exact_gradient(own.encoder, context, chunk_size=7)
+
+
+def test_shipped_models_are_trained_and_small():
+    assert set(SHELF.available()) == {"deepsets", "umbc+set-transformer"}
+    assert sum(path.stat().st_size for name in SHELF.available() for path in SHELF.folder_of(name).iterdir()) < 2 * 2**20
+    own = Completion(test_images=50, test_contexts=[200])
+    nll = {name: own.evaluate(SHELF.open(name))["nll"] for name in SHELF.available()}
+    assert nll["umbc+set-transformer"] < nll["deepsets"] - 0.05 < -0.5

@@ -212,7 +212,9 @@ def encode(
     "SIGTERM or Ctrl-C: requests are finished, then it ends. What was answered is on the disk."
 )
 def serve(
-    model: Annotated[str, typer.Argument(help="A run folder, a shipped model, or package.module:name of a SetModel.")],
+    model: Annotated[
+        str, typer.Argument(help="A run folder, a shipped model, or package.module:name of a SetModel.")
+    ] = "umbc+set-transformer",
     states: Annotated[
         str, typer.Option(help="A file (SQLite), or postgresql://... when several servers share them.")
     ] = "states.db",
@@ -231,7 +233,7 @@ def serve(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     log_level: Annotated[str, typer.Option(help="info, warning or error; a line a request at info.")] = "info",
 ) -> None:
-    """Serve a model and the states of many sets over HTTP."""
+    """Serve a model and the states of many sets over HTTP, with a playground as its front page."""
     from setstream.cli.serve import run_serve
 
     run_serve(

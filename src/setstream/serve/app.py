@@ -13,6 +13,7 @@ from setstream.serve.guard import Guard
 from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
 from setstream.serve.pages import add_pages
+from setstream.serve.playground import router as playground
 from setstream.serve.problems import add_handlers, problem
 from setstream.serve.routes import router
 from setstream.serve.service import Service
@@ -68,4 +69,5 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
 
     api.include_router(router)
     api.include_router(watching)
+    api.include_router(playground)
     return Guard(api, options, metrics, add_pages(api) | {"/health"})

@@ -36,7 +36,7 @@ def log_config(level: str) -> dict[str, Any]:
         "loggers": {
             "setstream.serve": {"handlers": ["lines"], "level": level.upper(), "propagate": False},
             "uvicorn": quiet,
-            "uvicorn.error": quiet | {"level": "INFO"},
+            "uvicorn.error": quiet | {"level": level.upper()},
             "uvicorn.access": quiet,
         },
     }

@@ -1,4 +1,4 @@
-"""The front page: the files of the folder `playground`, read once, served from memory.
+"""The front page: the files of the folder `playground/pages`, read once, served from memory.
 
 `/` is index.html, `/playground/NAME` every other file. Only what lies in the folder at the start can be asked for, so no
 path leads anywhere else. The door's Content-Security-Policy lets a page load from this server only.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fastapi import FastAPI, Response
 
-FOLDER = Path(__file__).parent / "playground"
+FOLDER = Path(__file__).parent / "playground" / "pages"
 
 
 def add_pages(api: FastAPI, folder: Path = FOLDER) -> frozenset[str]:

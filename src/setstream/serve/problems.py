@@ -24,6 +24,10 @@ class TooManyElements(SetstreamError, ValueError):
     """More elements, or larger counts, than a request may bring."""
 
 
+class BadMessage(SetstreamError, ValueError):
+    """A message of the playground that cannot be."""
+
+
 def status_of(error: SetstreamError) -> int:
     """The status of one of our errors."""
     if isinstance(error, TooManyElements):

@@ -37,6 +37,7 @@ class Service:
     def __init__(self, store: StateStore, options: Options, metrics: Metrics) -> None:
         self.store, self.options, self.metrics = store, options, metrics
         self.watchers = Watchers()
+        self.visitors = 0  # of the playground, now
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.ring)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
         self._counting = asyncio.create_task(self._recount()) if store.rows.shared else None
