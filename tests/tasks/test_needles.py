@@ -5,7 +5,7 @@ import torch
 
 from setstream.errors import ConfigurationError
 from setstream.report import write_report
-from setstream.tasks.mil import needles
+from setstream.tasks.mil import Mil, needles
 from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, splits
 from setstream.training import TrainConfig, Trainer
 
@@ -118,3 +118,5 @@ def test_features_give_the_answers_of_pixels(tmp_path):
     whole.load_state_dict(head.state_dict(), strict=False)
     expected = on_features.probabilities(head, on_features.test.bags)
     torch.testing.assert_close(on_pixels.probabilities(whole, on_pixels.test.bags), expected, rtol=1e-4, atol=1e-5)
+    bag_by_bag = Mil.probabilities(on_pixels, whole, on_pixels.test.bags)  # every image as often as it comes
+    torch.testing.assert_close(bag_by_bag, expected, rtol=1e-4, atol=1e-5)

@@ -14,6 +14,7 @@ images. It has never seen a needle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +31,7 @@ from setstream.nn.backbones.small import small
 from setstream.pools import DeepSets
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import phi_of
-from setstream.tasks.mil.task import Mil
+from setstream.tasks.mil.task import Bag, Mil
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -100,6 +101,12 @@ class NeedleBags(Sequence[Tensor]):
             chosen[places] = self.needles[torch.randint(len(self.needles), (wanted,), generator=generator)]
         return self.elements[chosen]
 
+    def of(self, elements: Tensor) -> NeedleBags:
+        """The same bags of something else, such as the images' features."""
+        other = copy(self)
+        other.elements = elements
+        return other
+
     @property
     def labels(self) -> Tensor:
         """0, 1, 0, 1 ..."""
@@ -125,8 +132,8 @@ class Needles(Mil):
         needle: int = NEEDLE,
         others: Sequence[int] = OTHERS,
         train_bags: int = 2000,
-        val_bags: int = 100,
-        test_bags: int = 200,
+        val_bags: int = 500,
+        test_bags: int = 1000,
         bag_seed: int = 0,
         features: str | None = None,
         test_chunk: int = 256,
@@ -160,6 +167,15 @@ class Needles(Mil):
             if isinstance(module, Backbone):
                 module.standardise(self.known)
         return built
+
+
+    def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
+        """Of each bag to be positive. Bags share their images: each of those goes through a backbone once."""
+        phi = model.encoder.phi
+        if isinstance(bags, NeedleBags) and isinstance(phi, nn.Sequential) and isinstance(phi[0], Backbone):
+            bags = bags.of(_features(phi[0], bags.elements.to(model.encoder.home())).cpu())
+            model = SetModel(SetEncoder(phi[1:], model.encoder.pool), model.head).eval()
+        return super().probabilities(model, bags)
 
 
 @torch.no_grad()
