@@ -19,6 +19,7 @@ MODELS = ("umbc+set-transformer", "set-transformer")
 def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
     """Write figure, animation and report, and say what they show."""
     out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)  # a few points at a time: more threads would only wait for each other
     models = {name: pretrained(name) for name in MODELS}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points at the end of each stream"
