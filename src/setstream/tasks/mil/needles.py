@@ -168,7 +168,6 @@ class Needles(Mil):
                 module.standardise(self.known)
         return built
 
-
     def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
         """Of each bag to be positive. Bags share their images: each of those goes through a backbone once."""
         phi = model.encoder.phi
