@@ -50,8 +50,10 @@ def write_tiles(folder: Path) -> None:
     (folder / "test").mkdir(exist_ok=True)
     places = [(x, y) for x in range(0, width - EXTENT + 1, STRIDE) for y in range(0, height - EXTENT + 1, STRIDE)]
     for x, y in places:
+        if border - EXTENT < x < border:  # it would lie in both parts
+            continue
         tile = slide.patch(x, y, EXTENT, SIDE)
-        if border - EXTENT < x < border or (np.ptp(tile, axis=-1) > COLOURED).mean() < LEAST_TISSUE:
+        if (np.ptp(tile, axis=-1) > COLOURED).mean() < LEAST_TISSUE:
             continue
         if x >= border:
             save_png(folder / "test" / f"{x:04d}-{y:04d}.png", tile)

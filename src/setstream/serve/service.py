@@ -40,6 +40,7 @@ class Service:
         self.visitors = 0  # of the playground, now
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.ring)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
+        self._guests = ThreadPoolExecutor(1, "setstream-playground")
         self._counting = asyncio.create_task(self._recount()) if store.rows.shared else None
 
     async def close(self) -> None:
@@ -47,12 +48,17 @@ class Service:
         if self._counting is not None:
             self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
+        self._guests.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.store.close()
 
     async def aside(self, work: Callable[..., T], *values: Any) -> T:
         """Do something that takes time in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
+
+    async def beside(self, work: Callable[..., T], *values: Any) -> T:
+        """The same for visitors of the playground, one after another: they must not hold up who asks about sets."""
+        return await asyncio.get_running_loop().run_in_executor(self._guests, work, *values)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 

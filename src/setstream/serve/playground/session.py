@@ -23,7 +23,7 @@ from setstream.serve.problems import BadMessage, message_of
 from setstream.serve.service import Service
 from setstream.serve.watching import PROTOCOL
 
-#: Visitors at a time: each may keep a core busy.
+#: Visitors at a time: they share one thread.
 MOST_VISITORS = 16
 TRY_AGAIN_LATER, NOT_TEXT = 1013, 1003
 
@@ -102,7 +102,7 @@ async def play(socket: WebSocket) -> None:
                 await socket.close(NOT_TEXT, "messages are JSON, as text")
                 break
             answers = session.answers(message["text"])
-            while (answer := await service.aside(next, answers, None)) is not None:
+            while (answer := await service.beside(next, answers, None)) is not None:
                 await socket.send_json(answer)
     except (WebSocketDisconnect, RuntimeError):  # they left while we were answering
         pass
