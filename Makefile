@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+DEMO_STAMP := .venv/.installed-for-the-demo
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: install test test-slow demo docs lint bench clean
 
@@ -9,8 +11,15 @@ install: $(STAMP)  ## make .venv and install setstream with its development tool
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@echo "installing setstream with all extras and development tools into .venv: some minutes"
+	$(INSTALL) -e ".[dev]"
 	touch $(STAMP)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing setstream, its command and its figures into .venv: a minute or two, most of it PyTorch"
+	$(INSTALL) -e ".[cli,report,serve,sklearn]"
+	touch $(DEMO_STAMP)
 
 # One thread a worker: two workers on two cores are faster than one worker with two threads.
 test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block of the docs
@@ -20,7 +29,8 @@ test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep p
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 	HYPOTHESIS_PROFILE=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/laws
 
-demo: $(STAMP)  ## one set in four streams through two trained models; writes out/demo
+# Much less than the development tools, unless they are there already.
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## one set in four streams through two trained models; writes out/demo
 	$(BIN)/setstream demo --out out/demo
 
 docs: $(STAMP)  ## the site, in out/docs; a broken link or a docstring that does not render is an error

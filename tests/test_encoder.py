@@ -32,6 +32,17 @@ def test_shapes_and_one_call():
     torch.testing.assert_close(z, encoder.finalize(encoder.update(None, x)))
 
 
+def test_sets_without_their_axes_are_told_which_ones():
+    encoder = make()
+    for shape in ((5, 3), (1, 3), (2, 3)):  # with (1, 3), phi itself takes three numbers for one element
+        with pytest.raises(ShapeError, match=r"single numbers.*one set \(N, width\), pass x\[None\].*pass x\[None, None\]"):
+            encoder(torch.randn(shape))
+    with pytest.raises(ShapeError, match=r"one element x\[None, None\]"):
+        encoder(torch.randn(3))
+    with pytest.raises(ShapeError, match=r"ss.encode\(encoder, sources, chunk_size=...\)"):
+        encoder([ss.data.ArraySource(torch.randn(5, 3))])
+
+
 # -- elements of every kind -------------------------------------------------------------------------------------------
 
 

@@ -127,14 +127,17 @@ class SetEncoder(Pretrained, nn.Module):
         try:
             features: Tensor = self.phi(self.cast(elements))
         except (RuntimeError, IndexError) as error:
-            self._explain(error, elements)
+            if wrong := self._wrong_width(elements):
+                raise ShapeError(wrong) from error
+            error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
             raise
         if not isinstance(features, Tensor):
             raise ShapeError(f"phi must give a tensor ({len(elements)}, {in_dim or 'D'}); it gave a {type(features).__name__}")
         if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
             raise ShapeError(
-                f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the pool's "
-                f"in_dim; it gave {tuple(features.shape)}"
+                self._wrong_width(elements)
+                or f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the "
+                f"pool's in_dim; it gave {tuple(features.shape)}"
             )
         if self.check_finite and not all_finite(features):
             raise NonFiniteError(
@@ -234,20 +237,20 @@ class SetEncoder(Pretrained, nn.Module):
                     "use LayerNorm, GroupNorm or InstanceNorm, which look at one element only."
                 )
 
-    def _explain(self, error: Exception, elements: Tensor) -> None:
-        """Say what phi was reading; most likely its first layer takes elements of another width."""
+    def _wrong_width(self, elements: Tensor) -> str | None:
+        """Why phi could not read these: most likely its first layer takes elements of another width."""
         width = self.width()
-        if width is not None and width != elements.shape[-1]:
-            if elements.dim() == 1:
-                raise ShapeError(
-                    f"phi takes elements of width {width}; the elements that came are single numbers. Sets are "
-                    "(B, N, ...): if this was one set (N, width), pass x[None]"
-                ) from error
-            raise ShapeError(
+        if width is not None and elements.dim() == 1:
+            return (
+                f"phi takes elements of width {width}; the elements that came are single numbers. Sets are (B, N, ...): if "
+                "this was one set (N, width), pass x[None]; if it was one element (width,), pass x[None, None]"
+            )
+        if width is not None and elements.shape[-1] != width:
+            return (
                 f"phi takes elements of width {width}; the elements that came have width {elements.shape[-1]} "
                 f"(shape {tuple(elements.shape)} without the batch axis)"
-            ) from error
-        error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
+            )
+        return None
 
     def cast(self, elements: Tensor) -> Tensor:
         """Elements in the type that phi takes."""

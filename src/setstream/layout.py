@@ -68,6 +68,11 @@ def _tensor(value: object, what: str) -> Tensor:
         return value
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value)
+    if hasattr(value, "chunks"):
+        raise ShapeError(
+            f"{what} is a source ({type(value).__name__}), which is read in chunks: ss.encode(encoder, sources, chunk_size=...)"
+            " does so, and source.tensor() reads all of it"
+        )
     raise ShapeError(f"{what} must be a tensor or an array, got {type(value).__name__}")
 
 
@@ -84,7 +89,10 @@ def pack(sets: Sets, mask: Array | None = None) -> Packed:
 
 def _pack_dense(x: Tensor, mask: Array | None) -> Packed:
     if x.dim() < 2:
-        raise ShapeError(f"sets must be (B, N, ...): a batch of sets of elements; got shape {tuple(x.shape)}")
+        raise ShapeError(
+            f"sets must be (B, N, ...): a batch of sets of elements; got shape {tuple(x.shape)}. One set is x[None], one "
+            "element x[None, None]"
+        )
     batch, size = x.shape[:2]
     if batch == 0:
         raise ShapeError(f"the batch is empty: got shape {tuple(x.shape)}, expected at least one set")

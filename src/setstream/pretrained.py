@@ -47,6 +47,10 @@ class Pretrained:
         self._built = (_place(builder), _plain(options))
         return self
 
+    def options(self) -> dict[str, Any]:
+        """The options that this module was built with, as far as they are known: a classifier's `classes`, for one."""
+        return {} if self._built is None else dict(self._built[1])
+
     def save_pretrained(
         self,
         folder: str | Path,

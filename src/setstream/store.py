@@ -86,7 +86,7 @@ class StateStore:
         if known and known["fingerprint"] != fingerprint:
             raise MismatchError(
                 f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this one "
-                f"({fingerprint}): load the weights that made it, or begin a new store"
+                f"({fingerprint}): load the weights that made it, or begin a new store in another place"
             )
 
     # -- one set ------------------------------------------------------------------------------------------------------

@@ -76,6 +76,40 @@ def test_bags_with_needles_are_found(fitted):
     assert ((fitted.decision_function(bags) > 0) == (fitted.predict(bags) == "plain")).all()
 
 
+@pytest.mark.parametrize("names", [("plain", "strange"), ("usual", "odd")], ids=["sorts last", "sorts first"])
+def test_a_few_elements_decide_whichever_class_they_stand_for(names):
+    found = []
+    for seed in range(3):
+        bags, y = needles(60, seed=seed)
+        tests, wanted = needles(200, seed=10 + seed)
+        named = np.array(names)
+        model = SetClassifier(**(SMALL | {"min_steps": 150, "random_state": seed})).fit(
+            bags, named[(y == "needle").astype(int)]
+        )
+        found.append(model.score(tests, named[(wanted == "needle").astype(int)]))
+    # Chance is 0.5 with a deviation of 0.035 a seed.
+    assert min(found) > 0.8, found
+
+
+def test_the_network_by_itself_answers_as_the_estimator_does(fitted):
+    bags, y = needles(12, seed=3)
+    numbers = 1000 + 50 * np.arange(24.0).reshape(12, 2)
+    fits = {
+        "predict_proba": fitted,
+        "predict": SetRegressor(**SMALL).fit(bags, numbers),
+        "transform": SetFeaturizer(**SMALL).fit(bags, y),
+    }
+    for method, estimator in fits.items():
+        wanted = getattr(estimator, method)(bags[:1])
+        stream = estimator.model_.stream()
+        for piece in np.array_split(bags[0], 3):
+            stream.update(piece[None])
+        np.testing.assert_allclose(stream.predict().numpy(), wanted, rtol=1e-4, atol=1e-4)
+    regressor = SetRegressor(**SMALL).partial_fit(bags, numbers[:, 0])
+    np.testing.assert_allclose(regressor.model_([bags[0]]).detach()[0], regressor.predict(bags[:1]), rtol=1e-4)
+    assert fitted.model_.options()["classes"] == ["needle", "plain"]
+
+
 def test_every_form_of_sets_gives_the_same_answer(fitted, tmp_path):
     bags, _ = needles(10, seed=2)
     wanted = fitted.predict_proba(bags)
@@ -88,6 +122,7 @@ def test_every_form_of_sets_gives_the_same_answer(fitted, tmp_path):
         (np.concatenate(bags), ptr),
         [torch.from_numpy(bag) for bag in bags],
         [bag.astype(np.float32) for bag in bags],
+        [bag.tolist() for bag in bags],
         [ArraySource(bag) for bag in bags],
         [NpySource(tmp_path / f"{number}.npy") for number in range(10)],
         ss.data.SetDataset([ArraySource(bag, id=str(number)) for number, bag in enumerate(bags)]),
@@ -98,7 +133,9 @@ def test_every_form_of_sets_gives_the_same_answer(fitted, tmp_path):
     dense = np.stack([bag[:3] for bag in bags])
     np.testing.assert_allclose(fitted.predict_proba(dense), fitted.predict_proba(list(dense)), atol=1e-5)
     rows = dense[:, 0]
-    np.testing.assert_allclose(fitted.predict_proba(rows), fitted.predict_proba(list(dense[:, :1])), atol=1e-5)
+    with pytest.warns(UserWarning, match=r"read as 10 sets of one element each.* if X is one set, pass \[X\]"):
+        found = fitted.predict_proba(rows)
+    np.testing.assert_allclose(found, fitted.predict_proba(list(dense[:, :1])), atol=1e-5)
 
 
 def test_chunks_change_neither_the_gradient_nor_the_answer(fitted):
@@ -254,10 +291,17 @@ def test_what_is_wrong_is_said(fitted):
     for bad in (np.nan, np.inf):
         spoilt = [bag.copy() for bag in bags]
         spoilt[4][0, 0] = bad
-        with pytest.raises(NonFiniteError, match="NaN or infinity"):
-            SetClassifier(**SMALL).fit(spoilt, y)
-        with pytest.raises(NonFiniteError):
-            fitted.predict(spoilt)
+        for refuse in (lambda: SetClassifier(**SMALL).fit(spoilt, y), lambda: fitted.predict(spoilt)):  # noqa: B023
+            with pytest.raises(NonFiniteError, match="NaN or infinity in set 4, element 0"):
+                refuse()
+        named = [ArraySource(bag, id=f"slide-{number}") for number, bag in enumerate(spoilt)]
+        with pytest.raises(NonFiniteError, match=r"set 4 \(slide-4\), element 0"):
+            clone(fitted).set_params(chunk_size=2, min_steps=1).fit(bags, y).predict(named)
+    for tuples in (tuple(bags), tuple(bags[:2])):
+        with pytest.raises(ShapeError, match="a tuple is the pair"):
+            SetClassifier(**SMALL).fit(tuples, y[: len(tuples)])
+    with pytest.raises(ShapeError, match=r"single numbers, pass x\[:, None\]"):
+        SetClassifier(**SMALL).fit([bag[:, 0] for bag in bags], y)
     for name, value in {"gradient": "wrong", "chunk_size": 0, "batch_size": 0, "learning_rate": -1.0}.items():
         with pytest.raises(ConfigurationError, match=f"{name.removeprefix('learning_').replace('_size', '')[:5]}|lr"):
             SetClassifier(**(SMALL | {name: value})).fit(bags, y)

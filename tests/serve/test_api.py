@@ -198,6 +198,7 @@ def test_ids_that_can_be(client, id):
 def test_the_server_describes_itself(client):
     model = client.get("/model").json()
     assert model["element_width"] == 3
+    assert model["classes"] is None
     assert model["fingerprint"] == make().encoder.empty(1).fingerprint
     assert client.get("/health").json() == {"status": "ok"}
     add(client, "a", np.ones((5, 3)))

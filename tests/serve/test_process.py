@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import setstream as ss
 from setstream.cli.app import app
-from setstream.errors import ConfigurationError
+from setstream.errors import ConfigurationError, MismatchError
 from setstream.serve.log import JsonLines
 from tests.serve.conftest import Server, listening, make
 
@@ -192,3 +192,10 @@ def test_options_that_cannot_be(tmp_path, arguments, message):
     done = CliRunner().invoke(app, ["serve", *arguments, "--states", str(tmp_path / "s.db")])
     assert isinstance(done.exception, ConfigurationError)
     assert message in str(done.exception)
+
+
+def test_states_of_another_model_are_not_taken(tmp_path):
+    ss.StateStore(tmp_path / "s.db", make()).close()
+    done = CliRunner().invoke(app, ["serve", "deepsets", "--states", str(tmp_path / "s.db")])
+    assert isinstance(done.exception, MismatchError)
+    assert "For deepsets, give --states and the name of a new file" in str(done.exception)

@@ -251,7 +251,8 @@ def serve(
         threads=threads,
         device=device,
         log_level=log_level,
-        console=errors,
+        console=console,
+        errors=errors,
     )
 
 

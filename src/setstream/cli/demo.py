@@ -23,13 +23,18 @@ def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
     models = {name: pretrained(name) for name in MODELS}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points at the end of each stream"
-    rows = Table("model", *STREAMS, "disagreement", box=None, title=title)
+    rows = Table("model", *STREAMS.values(), "disagreement", box=None, title=title)
     for name, model in models.items():
         ends = stream_ends(model, drawn.points[0], drawn.labels[0])
         nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
         rows.add_row(name, *nlls, f"{disagreement(ends, drawn.points):.1e}")
     console.print(rows)
-    console.print(f"the oracle, who knows the true mixture: {float(drawn.oracle()):.3f}\n")
+    console.print(
+        f"the oracle, who knows the true mixture: {float(drawn.oracle()):.3f}\n\n"
+        "NLL: negative log-likelihood of the points under the clusters that a model found; lower is better.\n"
+        "Disagreement: by how much the four streams' answers differ about a point; 0 means that the order does not matter.\n",
+        highlight=False,
+    )
     page = Page("One set, four streams")
     with console.status("drawing figure and animation"):
         figure, gif = add_streams(page, models, seed, points)
@@ -46,5 +51,6 @@ def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
     for row in tests:
         summary.add_row(*row)
     console.print(summary)
+    console.print("gap: how far a model is from the oracle\n", highlight=False)
     for what, file in (("figure", "streams.png"), ("animation", "streams.gif"), ("report", "report.html")):
         console.print(f"{what:10s} {out / file}", highlight=False)

@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from setstream.data.files import need
+from setstream.errors import MismatchError
 from setstream.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
@@ -31,8 +32,9 @@ def run_serve(
     device: str,
     log_level: str,
     console: Console,
+    errors: Console,
 ) -> None:
-    """Open the model and the store, and serve them."""
+    """Open the model and the store, and serve them; the log goes to the standard error."""
     for library in ("fastapi", "uvicorn", "websockets", "prometheus_client"):
         need(library, "serve", "the service")
     from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
@@ -41,7 +43,7 @@ def run_serve(
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
     if not local and not tokens:
-        console.print(
+        errors.print(
             f"[yellow]no tokens:[/yellow] everybody who can reach {host} may read and change all sets. "
             f"Set {TOKEN_VARIABLE} or give --token-file.",
             soft_wrap=True,
@@ -56,6 +58,11 @@ def run_serve(
         max_waiting=max(16 * max_body, 256 * 2**20),
     )
     torch.set_num_threads(threads)
-    opened = StateStore(states, open_model(model).to(choose_device(device)))
+    network = open_model(model).to(choose_device(device))
+    try:
+        opened = StateStore(states, network)
+    except MismatchError as error:
+        raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
     where = {"host": host, "log_level": log_level}
-    run(make_server(opened, options, name=model, port=port, connections=connections, grace=grace, **where))
+    server = make_server(opened, options, name=model, port=port, connections=connections, grace=grace, **where)
+    run(server, ready=lambda url: console.print(f"{model} at {url}   (Ctrl-C ends it)", highlight=False, soft_wrap=True))

@@ -36,6 +36,8 @@ class SetDataset(Sequence[SetSource]):
     >>> data = SetDataset([ArraySource(torch.randn(n, 3), id=f"s{n}", label=n % 2) for n in (5, 0, 7, 8)])
     >>> [len(source) for source in data], data.labels
     ([5, 0, 7, 8], [1, 0, 1, 0])
+    >>> data
+    SetDataset(4 sets: s5, s0, s7, ...; labels: 2 x 1, 2 x 0)
     """
 
     def __init__(self, sources: Sequence[SetSource]) -> None:
@@ -47,6 +49,15 @@ class SetDataset(Sequence[SetSource]):
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    def __repr__(self) -> str:
+        """Names and labels; no set is opened for it."""
+        names = ", ".join(source.id for source in self.sources[:3]) + (", ..." if len(self) > 3 else "")
+        counts = Counter(str(source.label) for source in self.sources if source.label is not None)
+        labels = ", ".join(f"{count} x {label}" for label, count in counts.most_common(5)) + (
+            ", ..." if len(counts) > 5 else ""
+        )
+        return f"SetDataset({len(self)} sets: {names}{f'; labels: {labels}' if labels else ''})"
 
     def __getitem__(self, index: Any) -> Any:
         return SetDataset(self.sources[index]) if isinstance(index, slice) else self.sources[index]

@@ -37,11 +37,17 @@ class Model(BaseModel):
     """The model behind the server."""
 
     model_config = _example(
-        name="umbc+set-transformer", fingerprint="0b5c", element_width=2, parameters=381_201, max_elements=100_000
+        name="umbc+set-transformer",
+        fingerprint="0b5c",
+        element_width=2,
+        classes=["benign", "malignant"],
+        parameters=381_201,
+        max_elements=100_000,
     )
     name: str
     fingerprint: str = Field(description="States of encoders with this fingerprint can be uploaded.")
     element_width: int | None = Field(description="How many numbers an element has; null where any will do or it is no vector.")
+    classes: list[Any] | None = Field(description="What the numbers of a prediction are probabilities of; null: no classifier.")
     parameters: int
     max_elements: int = Field(description="Elements of one request.")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from socket import socket
 
 import uvicorn
 
@@ -16,6 +18,19 @@ from setstream.store import StateStore
 SWITCH = 0.0005
 
 
+class Server(uvicorn.Server):
+    """Says where it is as soon as it can be reached."""
+
+    ready: Callable[[str], None] | None = None
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        if self.ready is not None and self.started:
+            host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+            self.ready(f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}")
+
+
 def make_server(
     store: StateStore,
     options: Options,
@@ -26,7 +41,7 @@ def make_server(
     log_level: str | None = None,
     connections: int = 4096,
     grace: int = 30,
-) -> uvicorn.Server:
+) -> Server:
     """A server that is not yet running. Port 0 takes a free one; the log says which."""
     config = uvicorn.Config(
         create_app(store, options, name),
@@ -42,10 +57,11 @@ def make_server(
         h11_max_incomplete_event_size=2**16,
         proxy_headers=False,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
-def run(server: uvicorn.Server) -> None:
-    """Serve until a signal comes."""
+def run(server: Server, ready: Callable[[str], None] | None = None) -> None:
+    """Serve until a signal comes; `ready` is told the address once the server can be reached."""
+    server.ready = ready
     sys.setswitchinterval(SWITCH)
     server.run()

@@ -13,15 +13,13 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 
 from setstream.encode import GRADIENTS
-from setstream.errors import ConfigurationError, NonFiniteError
-from setstream.integrations.sklearn.fitting import Loss, SetsEncode, Sources, Training
+from setstream.errors import ConfigurationError
+from setstream.integrations.sklearn.fitting import Loss, SetsEncode, Training
 from setstream.integrations.sklearn.network import MODELS, Standardise
-from setstream.integrations.sklearn.sets import mean_and_scale, read_sets
+from setstream.integrations.sklearn.sets import Sources, mean_and_scale, naming_the_set, read_sets
 from setstream.model import SetModel
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
-
-NETWORK = "setstream.integrations.sklearn.network:MODELS[two-stream]"
 
 
 class SetEstimator(BaseEstimator):
@@ -38,7 +36,8 @@ class SetEstimator(BaseEstimator):
     verbose:                            1 shows progress: a bar on a terminal, a line an epoch elsewhere.
     """
 
-    #: Whether "auto" means the elements' stream.
+    #: Which of `MODELS` is behind it, and whether "auto" means the elements' stream.
+    _network: str
     _with_elements = False
 
     def __init__(
@@ -84,7 +83,7 @@ class SetEstimator(BaseEstimator):
         self.device = device
         self.verbose = verbose
 
-    def _start(self, sets: Sources, outputs: int, loss: Loss, steps: int | None) -> Training:
+    def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None) -> Training:
         """A fresh network, standardised by the sets; `steps` None: a constant learning rate, for as long as there are calls."""
         device = choose_device(self.device)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -92,7 +91,7 @@ class SetEstimator(BaseEstimator):
             raise ConfigurationError(f"gradient must be one of {', '.join(auto)}; got {self.gradient!r}")
         config = TrainConfig(
             task="sklearn",
-            model="two-stream",
+            model=self._network,
             steps=steps or 1,
             schedule="constant" if steps is None else "cosine",
             gradient="full" if self.gradient == "auto" else self.gradient,
@@ -106,18 +105,18 @@ class SetEstimator(BaseEstimator):
         torch.manual_seed(seed)
         network: dict[str, Any] = {
             "in_dim": int(self.n_features_in_),
-            "outputs": outputs,
+            **answers,
             "widths": [int(width) for width in self.widths],
             "num_slots": int(self.num_slots),
             "heads": int(self.heads),
             "dropout": float(self.dropout),
             "elements_stream": self._with_elements if self.elements_stream == "auto" else bool(self.elements_stream),
         }
-        model = MODELS["two-stream"](**network)
-        model.remember(NETWORK, network)
-        mean, scale = mean_and_scale(sets, max(self.chunk_size, 1024))
-        if not bool(torch.isfinite(mean).all() and torch.isfinite(scale).all()):
-            raise NonFiniteError("the sets hold NaN or infinity: clean them, or leave these elements out")
+        builder = MODELS[self._network]
+        model = builder(**network).remember(builder, network)
+        chunk_size = max(int(self.chunk_size), 1024)
+        with naming_the_set(sets, chunk_size):
+            mean, scale = mean_and_scale(sets, chunk_size)
         standardise = model.encoder.phi.get_submodule("0")
         assert isinstance(standardise, Standardise)
         standardise.mean.copy_(mean)
@@ -126,9 +125,16 @@ class SetEstimator(BaseEstimator):
         return Training.start(model, config, encode, loss, device)
 
     def _fit(
-        self, sets: Sources, targets: Tensor, weights: Tensor, outputs: int, loss: Loss, *, strata: np.ndarray | None = None
+        self,
+        sets: Sources,
+        targets: Tensor,
+        weights: Tensor,
+        answers: dict[str, Any],
+        loss: Loss,
+        *,
+        strata: np.ndarray | None = None,
     ) -> None:
-        """From nothing to a fitted network, without touching anybody's random numbers."""
+        """From nothing to a fitted network, without touching anybody's random numbers; `answers`: what its head is to give."""
         held_out = None
         if self.early_stopping:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
@@ -142,7 +148,7 @@ class SetEstimator(BaseEstimator):
             sets, targets, weights = [sets[i] for i in kept], targets[kept], weights[kept]
         steps = max(int(self.min_steps), int(self.epochs) * -(-len(sets) // max(1, min(int(self.batch_size), len(sets)))))
         with torch.random.fork_rng():
-            training = self._start(sets, outputs, loss, steps)
+            training = self._start(sets, answers, loss, steps)
             history = training.run(
                 sets,
                 targets,
@@ -159,12 +165,12 @@ class SetEstimator(BaseEstimator):
         self.n_iter_ = len(history.losses)
         self._training: Training | None = None
 
-    def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, outputs: int, loss: Loss) -> None:
+    def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
         """One pass over the sets, with whatever earlier passes learned; the first one standardises for all."""
         training = getattr(self, "_training", None)
         with torch.random.fork_rng():
             if training is None:
-                training = self._start(sets, outputs, loss, None)
+                training = self._start(sets, answers, loss, None)
                 if hasattr(self, "model_"):  # a fit came before: its network goes on
                     training.model.load_state_dict(self.model_.state_dict())
             steps = -(-len(sets) // max(1, min(int(self.batch_size), len(sets))))

@@ -1,7 +1,6 @@
 """SetClassifier: sets in, classes out.
 
-binary       loss = mean over the streams of BCE(logit, y)          p = mean over the streams of sigmoid(logit)
-more         loss = mean over the streams of CE(logits, y)          p = mean over the streams of softmax(logits)
+loss = mean over the streams of CE(logits, y)          p = mean over the streams of softmax(logits)
 """
 
 from __future__ import annotations
@@ -20,27 +19,18 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, Sources, outputs_of
+from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
+from setstream.integrations.sklearn.network import mean_softmax
+from setstream.integrations.sklearn.sets import Sources
 from setstream.model import SetModel
 
 
 def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
     """The cross-entropy of each set, averaged over its streams: (B,)."""
-    logits: Tensor = model.head(encode(model, sets))  # (B, S, K)
-    if logits.shape[-1] == 1:
-        wanted = target.to(logits.dtype)[:, None, None].expand_as(logits)
-        return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean((1, 2))
+    logits = rows_of(model)(encode(model, sets))  # (B, S, K)
     streams = logits.shape[1]
     each = F.cross_entropy(logits.flatten(0, 1), target.repeat_interleave(streams), reduction="none")
     return each.view(-1, streams).mean(1)
-
-
-def class_probabilities(logits: Tensor) -> Tensor:
-    """(B, S, K) to probabilities (B, classes), averaged over the streams."""
-    if logits.shape[-1] == 1:
-        positive = logits.double().sigmoid().mean(1)
-        return torch.cat([1 - positive, positive], dim=1)
-    return logits.double().softmax(-1).mean(1)
 
 
 class SetClassifier(ClassifierMixin, SetEstimator):
@@ -58,6 +48,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     ([0, 1, 0, 1], 1.0)
     """
 
+    _network = "classifier"
     _with_elements = True
 
     def __init__(
@@ -110,7 +101,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, None)
-        self._fit(sets, target, weights, self._outputs(), class_loss, strata=target.numpy())
+        self._fit(sets, target, weights, self._answers(), class_loss, strata=target.numpy())
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -121,15 +112,15 @@ class SetClassifier(ClassifierMixin, SetEstimator):
                 f"the classes are {known.tolist()} since the first call; got {np.unique(classes).tolist()}"
             )
         sets, target, weights = self._read(X, y, sample_weight, known if classes is None else np.unique(classes))
-        self._partial_fit(sets, target, weights, self._outputs(), class_loss)
+        self._partial_fit(sets, target, weights, self._answers(), class_loss)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """p of every class, (B, classes), in the order of `classes_`."""
         check_is_fitted(self)
         sets = self._sets(X, reset=False)
-        change = self.model_.head
-        found: np.ndarray = class_probabilities(outputs_of(self.model_, sets, self.chunk_size, change)).numpy()
+        rows = outputs_of(self.model_, sets, self.chunk_size, rows_of(self.model_))
+        found: np.ndarray = mean_softmax(rows.double()).numpy()
         return found
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -144,8 +135,9 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         found: np.ndarray = self.classes_[probabilities.argmax(1)]
         return found
 
-    def _outputs(self) -> int:
-        return 1 if len(self.classes_) == 2 else len(self.classes_)
+    def _answers(self) -> dict[str, Any]:
+        named = [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]
+        return {"classes": named}
 
     def _read(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray | None) -> tuple[Sources, Tensor, Tensor]:
         """Sets, numbers of their classes, and their weights."""

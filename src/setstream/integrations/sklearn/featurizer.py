@@ -16,14 +16,15 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
 from setstream.data.part import PartSource
 from setstream.data.source import ArraySource, SetSource
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.classifier import class_loss
-from setstream.integrations.sklearn.fitting import SetsEncode, Sources, outputs_of
+from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.regressor import read_numbers, square_loss
+from setstream.integrations.sklearn.sets import Sources
 from setstream.model import SetModel
 
 TEMPERATURE = 0.1
@@ -45,7 +46,7 @@ def halves(one: SetSource, chunk_size: int) -> tuple[SetSource, SetSource]:
 def contrast_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
     """InfoNCE between the halves of the sets of a batch, in both directions: (B,)."""
     pairs = [halves(one, encode.chunk_size) for one in sets]
-    rows = model.head(encode(model, [one for one, _ in pairs] + [other for _, other in pairs]))[:, -1]
+    rows = rows_of(model)(encode(model, [one for one, _ in pairs] + [other for _, other in pairs]))[:, -1]
     a, b = F.normalize(rows, dim=-1).split(len(sets))
     logits = a @ b.T / TEMPERATURE
     own = torch.arange(len(sets), device=logits.device)
@@ -66,6 +67,8 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
     (40, 16)
     """
 
+    _network = "featurizer"
+
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from the sets, and from y where it is given: classes, or numbers."""
         sets = self._sets(X, reset=True)
@@ -76,7 +79,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         if kind in ("binary", "multiclass"):
             classes, numbers = np.unique(column_or_1d(y, warn=True), return_inverse=True)
             target, strata = torch.from_numpy(numbers).long(), numbers
-            outputs, loss = (1 if len(classes) <= 2 else len(classes)), class_loss
+            outputs, loss = len(classes), class_loss
         elif y is not None:
             values = read_numbers(y).reshape(len(sets), -1)
             scale = values.std(0)
@@ -84,7 +87,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
             outputs, loss = target.shape[1], square_loss
         else:
             target, outputs, loss = torch.zeros(len(sets)), PROJECTION, contrast_loss
-        self._fit(sets, target, weights, outputs, loss, strata=strata)
+        self._fit(sets, target, weights, {"outputs": outputs}, loss, strata=strata)
         self._n_features_out = int([self.n_features_in_, *self.widths][-1])
         return self
 
@@ -92,7 +95,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         """One row of features for each set."""
         check_is_fitted(self)
         sets = self._sets(X, reset=False)
-        found: np.ndarray = outputs_of(self.model_, sets, self.chunk_size, self._features).numpy()
+        found: np.ndarray = outputs_of(self.model_, sets, self.chunk_size, self.model_.head).numpy()
         return found
 
     def __sklearn_tags__(self) -> Any:
@@ -100,10 +103,3 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags
-
-    def _features(self, z: Any) -> Tensor:
-        """What the set's stream gives to its last layer."""
-        decoder = self.model_.head.get_submodule("decoder")
-        assert isinstance(decoder, nn.Sequential)
-        rows: Tensor = decoder[:-1](z["set"] if isinstance(z, dict) else z)
-        return rows

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.data.source import SetSource
+from setstream.integrations.sklearn.network import StreamsHead
+from setstream.integrations.sklearn.sets import Sources, naming_the_set
 from setstream.model import SetModel
 from setstream.stream import evaluating
 from setstream.tasks.mil.task import as_sets
@@ -26,7 +27,6 @@ from setstream.training.progress import Progress
 from setstream.training.seeds import in_epochs, seed_step
 from setstream.training.task import Encode
 
-Sources = list[SetSource]
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
 Loss = Callable[[SetModel, "SetsEncode", Sources, Tensor], Tensor]
 # Smaller changes of the held-out loss are none.
@@ -136,6 +136,13 @@ class Training:
         return total / len(sets)
 
 
+def rows_of(model: SetModel) -> Callable[[Any], Tensor]:
+    """From what the model's pools give to a row of outputs a stream, (B, S, outputs)."""
+    head = model.head
+    assert isinstance(head, StreamsHead)
+    return head.streams
+
+
 def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[int, Sources]]:
     """Sets in their order, as many at a time as have up to eight chunks of elements together: where they start, and they."""
     start, own, size = 0, Sources(), 0
@@ -151,5 +158,5 @@ def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[in
 def outputs_of(model: SetModel, sets: Sources, chunk_size: int, change: Callable[[Any], Tensor]) -> Tensor:
     """change(z) of every set, in eval mode, on the CPU."""
     encode = SetsEncode("none", chunk_size, 1)
-    with evaluating(model):
+    with evaluating(model), naming_the_set(sets, chunk_size):
         return torch.cat([change(encode(model, own)).cpu() for _, own in batches(sets, chunk_size)])

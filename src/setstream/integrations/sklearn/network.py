@@ -1,11 +1,15 @@
-"""The network behind the estimators: it standardises, reads a set in two streams, and gives one row of outputs a stream.
+"""The networks behind the estimators: each standardises, reads a set in two streams, and answers as its estimator does.
 
-    x --(x - mean) / scale, layers--> h --+-- W h + b, maximum over the set -------> outputs of the elements' stream
-                                          +-- UMBC, SAB, PMA on its slots ---------> outputs of the set's stream
+    x --(x - mean) / scale, layers--> h --+-- W h + b, maximum over the set -------> a row of outputs: the elements' stream
+                                          +-- UMBC, SAB, PMA on its slots ---------> a row of outputs: the set's stream
 
-The means and scales are those of the elements it was fitted on, and part of its weights: a fitted network takes raw elements,
-in chunks, in a stream, or in ONNX. The elements' stream, max_j (W h_j + b), is the one of multiple instance learning: a set is
-positive if one of its elements is.
+    classifier    mean over the streams of softmax(row)           one output a class
+    regressor     mean over the streams of row · scale + mean     in the units of the targets
+    featurizer    what the set's stream has before its last layer
+
+The means and scales are those of the elements and targets it was fitted on, and part of its weights: a fitted network takes raw
+elements, in chunks, in a stream, behind a server or in ONNX. The elements' stream is the one of multiple instance learning: a
+set is of a class if one of its elements says so. It has an output for each class, so that none of them is the "negative" one.
 """
 
 from __future__ import annotations
@@ -40,37 +44,91 @@ class Standardise(nn.Module):
 
 
 class StreamsHead(nn.Module):
-    """Outputs of the streams, (B, S, outputs): the elements' stream first where there is one, the set's last."""
+    """A row of outputs for each stream, which the losses see; what comes of them is for the heads below to say."""
 
-    def __init__(self, decoder: nn.Module) -> None:
+    decoder: nn.Sequential
+
+    def __init__(self, decoder: nn.Sequential) -> None:
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        """From what the pools gave to outputs."""
+    def streams(self, z: Tensor | dict[str, Tensor]) -> Tensor:
+        """(B, S, outputs): the elements' stream first where there is one, the set's last."""
         if isinstance(z, dict):
             return torch.stack([z["elements"], self.decoder(z["set"])], dim=1)
         return self.decoder(z).unsqueeze(1)
 
 
+class ClassesHead(StreamsHead):
+    """The probability of each class, (B, classes)."""
+
+    def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
+        """From what the pools gave to probabilities."""
+        return mean_softmax(self.streams(z))
+
+
+class NumbersHead(StreamsHead):
+    """The numbers themselves, (B, outputs), in the units of the targets."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, decoder: nn.Sequential, outputs: int) -> None:
+        super().__init__(decoder)
+        self.register_buffer("mean", torch.zeros(outputs))
+        self.register_buffer("scale", torch.ones(outputs))
+
+    def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
+        """From what the pools gave to numbers."""
+        return self.streams(z).mean(1) * self.scale + self.mean
+
+
+class FeaturesHead(StreamsHead):
+    """What the set's stream gives to its last layer, (B, width)."""
+
+    def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
+        """From what the pools gave to features."""
+        rows: Tensor = self.decoder[:-1](z["set"] if isinstance(z, dict) else z)
+        return rows
+
+
+def mean_softmax(rows: Tensor) -> Tensor:
+    """Probabilities (B, K) of rows (B, S, K): each stream has one voice, however sure it is."""
+    return rows.softmax(-1).mean(1)
+
+
+def classifier(in_dim: int, classes: Sequence[Any], **options: Any) -> SetModel:
+    """A network that gives the probability of each of `classes`, whose names it does not need but keeps among its options."""
+    return two_stream(in_dim, len(classes), ClassesHead, **options)
+
+
+def regressor(in_dim: int, outputs: int = 1, **options: Any) -> SetModel:
+    """A network that gives so many numbers."""
+    return two_stream(in_dim, outputs, lambda decoder: NumbersHead(decoder, outputs), **options)
+
+
+def featurizer(in_dim: int, outputs: int, **options: Any) -> SetModel:
+    """A network that gives features, which were learned with so many outputs."""
+    return two_stream(in_dim, outputs, FeaturesHead, **options)
+
+
 def two_stream(
     in_dim: int,
-    outputs: int = 1,
+    outputs: int,
+    head: Callable[[nn.Sequential], StreamsHead],
     widths: Sequence[int] = (256, 128, 64),
     num_slots: int = 64,
     heads: int = 4,
     dropout: float = 0.5,
     elements_stream: bool = True,
-    activation: str = "softmax",
-    slots: str = "learned",
 ) -> SetModel:
     """UMBC and a Set Transformer on its slots, beside the maximum of the elements' own outputs."""
     width = [in_dim, *widths][-1]
     phi = nn.Sequential(Standardise(in_dim), mlp([in_dim, *widths]))
-    pool: Any = UMBC(width, num_slots, heads=heads, activation=activation, slots=slots)
+    pool: Any = UMBC(width, num_slots, heads=heads, slots="learned")
     if elements_stream:
         pool = Parallel(elements=Projected(nn.Linear(width, outputs), DeepSets("max")), set=pool)
-    return SetModel(SetEncoder(phi, pool), StreamsHead(set_transformer_body(width, dropout, outputs)))
+    return SetModel(SetEncoder(phi, pool), head(set_transformer_body(width, dropout, outputs)))
 
 
-MODELS: dict[str, Callable[..., SetModel]] = {"two-stream": two_stream}
+MODELS: dict[str, Callable[..., SetModel]] = {"classifier": classifier, "regressor": regressor, "featurizer": featurizer}

@@ -14,13 +14,15 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_co
 from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, Sources, outputs_of
+from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
+from setstream.integrations.sklearn.network import NumbersHead
+from setstream.integrations.sklearn.sets import Sources
 from setstream.model import SetModel
 
 
 def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
     """The squared error of each set, averaged over its streams and outputs: (B,)."""
-    outputs: Tensor = model.head(encode(model, sets))  # (B, S, K)
+    outputs = rows_of(model)(encode(model, sets))  # (B, S, K)
     return (outputs - target.unsqueeze(1)).square().mean((1, 2))
 
 
@@ -44,23 +46,27 @@ class SetRegressor(RegressorMixin, SetEstimator):
     True
     """
 
+    _network = "regressor"
+
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, first=True)
-        self._fit(sets, target, weights, target.shape[1], square_loss)
+        self._fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss)
+        self._remember_units()
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One more pass over these sets; the first call's targets say what is one unit."""
         sets, target, weights = self._read(X, y, sample_weight, first=not hasattr(self, "target_mean_"))
-        self._partial_fit(sets, target, weights, target.shape[1], square_loss)
+        self._partial_fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss)
+        self._remember_units()
         return self
 
     def predict(self, X: Any) -> np.ndarray:
         """The numbers of each set: (B,), or (B, K) as y was."""
         check_is_fitted(self)
         sets = self._sets(X, reset=False)
-        outputs = outputs_of(self.model_, sets, self.chunk_size, self.model_.head).double().mean(1).numpy()
+        outputs = outputs_of(self.model_, sets, self.chunk_size, rows_of(self.model_)).double().mean(1).numpy()
         found: np.ndarray = outputs * self.target_scale_ + self.target_mean_
         return found if self._several else found[:, 0]
 
@@ -77,6 +83,13 @@ class SetRegressor(RegressorMixin, SetEstimator):
             self.target_mean_, self.target_scale_ = numbers.mean(0), np.where(scale > 0, scale, 1.0)
         target = (numbers - self.target_mean_) / self.target_scale_
         return sets, torch.from_numpy(target).float(), torch.from_numpy(weights).float()
+
+    def _remember_units(self) -> None:
+        """So that the network by itself answers in the units of y."""
+        head = self.model_.head
+        assert isinstance(head, NumbersHead)
+        head.mean.copy_(torch.from_numpy(self.target_mean_))
+        head.scale.copy_(torch.from_numpy(self.target_scale_))
 
     def __sklearn_tags__(self) -> Any:
         """Several targets at once are fine."""

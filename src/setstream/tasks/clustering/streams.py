@@ -10,7 +10,13 @@ from torch import Tensor
 from setstream.model import SetModel
 from setstream.tasks.clustering.mixtures import DiagonalMixture
 
-STREAMS = ("single point", "class", "chunk", "one each")
+#: The paper's names, and what they mean.
+STREAMS = {
+    "single point": "one at a time",
+    "class": "cluster after cluster",
+    "chunk": "eight at a time",
+    "one each": "one of each cluster at a time",
+}
 CHUNK = 8
 
 
