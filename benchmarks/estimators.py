@@ -1,6 +1,6 @@
 """SetClassifier with its defaults on the classic MIL benchmarks: accuracy of 10-fold cross-validation, and seconds a fit.
 
-python benchmarks/estimators.py                        musk1, elephant and ucsb, one seed
+python benchmarks/estimators.py                        musk1, elephant and ucsb, one seed: some five minutes
 python benchmarks/estimators.py --sets musk1 --seeds 0 1 2
 """
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import setstream as ss
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.integrations import onnx
+from setstream.integrations.sklearn import SetClassifier
 from setstream.tasks.clustering import pretrained
 
 
@@ -99,8 +100,25 @@ def test_states_go_back_and_forth(exported):
         torch.testing.assert_close(model.finalize(ours), model(x), atol=1e-5, rtol=1e-4)
 
 
+def test_mixtures_and_fitted_classifiers_have_named_outputs(tmp_path):
+    mixture = pretrained("umbc+set-transformer")
+    sets, y = [np.full((3, 2), label, dtype="float32") for label in (0, 4) * 5], ["no", "yes"] * 5
+    fitted = SetClassifier(widths=(8,), num_slots=2, epochs=1, min_steps=5, random_state=0).fit(sets, y)
+    x = torch.randn(2, 30, 2)
+    for model, outputs in ((mixture, ["output.weights", "output.means", "output.scales"]), (fitted.model_, ["output"])):
+        runner = Runner(onnx.export(model, tmp_path / str(len(outputs)), torch.zeros(1, 2)))
+        assert [own.name for own in runner.graphs["predict"].get_outputs()] == outputs
+        state = runner.update(runner.update(runner.empty(2), x[:, :7].numpy()), x[:, 7:].numpy())
+        with torch.no_grad():
+            wanted = model(x)
+        tensors = wanted.named().values() if len(outputs) > 1 else [wanted]
+        for found, own in zip(runner.graphs["predict"].run(None, state), tensors, strict=True):
+            np.testing.assert_allclose(found, own.numpy(), atol=1e-5, rtol=1e-4)
+
+
 def test_what_cannot_be_a_graph_is_said(tmp_path):
-    with pytest.raises(ConfigurationError, match="the head gives a DiagonalMixture"):
-        onnx.export(pretrained("umbc+set-transformer"), tmp_path, torch.zeros(1, 2))
+    wordy = ss.SetModel(make_model().encoder, type("Words", (torch.nn.Module,), {"forward": lambda self, z: "seven"})())
+    with pytest.raises(ConfigurationError, match="the head gives a str; a graph gives tensors"):
+        onnx.export(wordy, tmp_path, torch.zeros(1, 2))
     with pytest.raises(ShapeError, match=r"got \(2,\)"):
         onnx.export(make_model(), tmp_path, torch.zeros(2))

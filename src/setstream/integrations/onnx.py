@@ -48,7 +48,9 @@ class _Graph(nn.Module):
 def export(model: SetModel, folder: str | Path, elements: Tensor) -> Path:
     """Write update.onnx, merge.onnx, predict.onnx and empty.npz; `elements` (M, ...) shows what an element looks like.
 
-    The head must give a tensor, or a dict of tensors. `ChunkMean` and pools of your own work if torch.onnx knows what they do.
+    The head gives a tensor, a dict of tensors, or something that has names for its tensors (`named()`, like a mixture): outputs
+    of predict.onnx are then `output`, `output.means` and the like. `ChunkMean` and pools of your own work if torch.onnx knows
+    what they do.
     """
     for package in ("onnx", "onnxscript"):
         need(package, "onnx", "ONNX files")
@@ -83,6 +85,11 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _answer(model: SetModel, state: pure.Tensors) -> Any:
+    output = model.head(pure.finalize(model.encoder, state))
+    return output.named() if hasattr(output, "named") else output
+
+
 def _export(model: SetModel, folder: Path, elements: Tensor) -> None:
     encoder = model.encoder
     if any(isinstance(part, Shared) for part in encoder.pool.draw_parts(1, elements.device, None).values()):
@@ -92,11 +99,11 @@ def _export(model: SetModel, folder: Path, elements: Tensor) -> None:
     two = pure.empty(encoder, 2, elements)
     chunk = torch.stack([elements[:1].expand(3, *elements.shape[1:])] * 2).contiguous()
     shown = pure.update(encoder, two, chunk)
-    output = model.head(pure.finalize(encoder, shown))
+    output = _answer(model, shown)
     if not all(isinstance(tensor, Tensor) for _, tensor in named_tensors(output)):
         raise ConfigurationError(
-            f"the head gives a {type(output).__name__}; a graph gives tensors. Export a model whose head does: for a "
-            "mixture, its parameters"
+            f"the head gives a {type(output).__name__}; a graph gives tensors: let it give a tensor, a dict of them, or "
+            "something whose named() is one"
         )
     results = [name.replace("z", "output", 1) for name, _ in named_tensors(output)]
 
@@ -110,7 +117,7 @@ def _export(model: SetModel, folder: Path, elements: Tensor) -> None:
         return pure.merge(encoder, states(tensors[: len(names)]), states(tensors[len(names) :]))
 
     def predict(*tensors: Tensor) -> Any:
-        return model.head(pure.finalize(encoder, states(tensors)))
+        return _answer(model, states(tensors))
 
     state, fresh = tuple(shown.values()), [NEW + name for name in names]
     other = tuple(tensor.clone() for tensor in state)  # the exporter would take one tensor in two places for one input
