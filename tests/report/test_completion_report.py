@@ -1,5 +1,7 @@
 """The report of image completion, from tiny runs on pictures that we draw."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from PIL import Image
 
 from setstream.report import completion as evidence
 from setstream.report import write_report
+from setstream.report.page import Page
 from setstream.tasks.completion import Completion, as_pixels
 from setstream.tasks.loading import build_task
 from setstream.training import TrainConfig, Trainer
@@ -35,6 +38,24 @@ def test_the_report_has_table_figures_gallery_and_animation(folder, tmp_path, mo
     text = (tmp_path / "report.html").read_text()
     for wanted in ("umbc+set-transformer (unbiased 5)", "NLL at 20", "Gradients of umbc", "Completions", "data:image/gif"):
         assert wanted in text, wanted
+    assert "NLL beyond that of umbc+set-transformer (full)" in text
+    apart = {
+        name: float(cell) for name, cell in re.findall(r"<tr><td>(\S+) [^<]*</td>.{0,200}?<td>(\d\.\de[+-]\d+)</td></tr>", text)
+    }
+    assert set(apart) == {"umbc+set-transformer", "set-transformer"}
+    assert apart["umbc+set-transformer"] < 1e-4
+
+
+def test_differences_are_paired(folder):
+    task = Completion("folder", str(folder), side=8, test_contexts=[5, 20])
+    base = torch.randn(2, 400, generator=torch.Generator().manual_seed(0))
+    worse = base + torch.tensor([[0.5], [0.1]]) + 0.01 * torch.randn(2, 400, generator=torch.Generator().manual_seed(1))
+    page = Page("differences")
+    evidence.differences_table(page, {"a": evidence.Tested([], task, base), "b": evidence.Tested([], task, worse)}, "a")
+    found = re.findall(r"<td>([+-][\d.]+) ± ([\d.]+)</td>", "".join(page.parts))
+    for (mean, error), shift in zip(found, (0.5, 0.1), strict=True):  # z below 4 for 400 images of deviation 0.01
+        assert abs(float(mean) - shift) < 0.002 + 0.0005
+        assert float(error) == 0.001
 
 
 def test_memory_is_flat_for_consistent_models_only(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,11 +33,30 @@ def as_the_paper_trains(run: FinishedRun) -> bool:
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def curve(group: list[FinishedRun]) -> tuple[list[int], list[float], list[float]]:
-    """Context sizes, mean NLL over seeds and images, and its standard error over images."""
-    task = group[0].task(Completion)
-    losses = [torch.stack([task.losses(run.model(), n) for run in group]).mean(0) for n in task.test_contexts]
-    return task.test_contexts, [float(own.mean()) for own in losses], [float(own.std() / len(own) ** 0.5) for own in losses]
+@dataclass(frozen=True)
+class Tested:
+    """Runs that differ in their seed only, and the NLL of each test image at each size of context: (contexts, images)."""
+
+    runs: list[FinishedRun]
+    task: Completion
+    losses: Tensor
+
+    @classmethod
+    def test(cls, runs: list[FinishedRun]) -> Tested:
+        """The mean over the seeds."""
+        task = runs[0].task(Completion)
+        models = [run.model() for run in runs]
+        rows = [torch.stack([task.losses(model, n) for model in models]).mean(0) for n in task.test_contexts]
+        return cls(runs, task, torch.stack(rows))
+
+    def means(self) -> tuple[list[float], list[float]]:
+        """Mean NLL at each size of context, and its standard error over the images."""
+        return mean_and_error(self.losses)
+
+
+def mean_and_error(losses: Tensor) -> tuple[list[float], list[float]]:
+    """Of rows of images: the means, and their standard errors."""
+    return losses.mean(1).tolist(), (losses.std(1) / losses.shape[1] ** 0.5).tolist()
 
 
 def results_table(page: Page, runs: list[FinishedRun]) -> None:
@@ -55,13 +75,46 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
     page.table(columns, rows, f"{tests}. ± over seeds; the error is over images.")
 
 
-def contexts_figure(runs: list[FinishedRun]) -> Figure:
+def differences_table(page: Page, tested: dict[str, Tested], reference: str) -> None:
+    """By how much each is worse than the reference, image by image, with 95% intervals over the images."""
+    rows = []
+    for label, own in tested.items():
+        if label != reference:
+            means, errors = mean_and_error(own.losses - tested[reference].losses)
+            rows.append([label, *(f"{mean:+.3f} ± {1.96 * error:.3f}" for mean, error in zip(means, errors, strict=True))])
+    task = tested[reference].task
+    page.table(
+        ["model (gradient)", *(f"at {n}" for n in task.test_contexts)],
+        rows,
+        f"NLL beyond that of {reference} on the same images with the same contexts; ± 1.96 standard errors over "
+        f"{task.tests():,} images. What another seed of the training would change is not in it.",
+    )
+
+
+def chunks_table(page: Page, tested: dict[str, Tested], images: int = 100) -> None:
+    """Whether the size of the chunks changes the NLL of the largest context."""
+    rows = []
+    for label, own in tested.items():
+        task, model, tests = own.task, own.runs[0].model(), min(images, own.task.tests())
+        largest = max(task.test_contexts)
+        sizes = sorted({1, 10, task.test_chunk, largest})
+        found = [task.losses(model, largest, tests, chunk=size).double() for size in sizes]
+        apart = max(float((losses - found[-1]).abs().max()) for losses in found)
+        rows.append([label, *(f"{float(losses.mean()):.4f}" for losses in found), f"{apart:.1e}"])
+    page.table(
+        ["model (gradient)", *(f"chunks of {size}" for size in sizes), "largest difference of an image"],
+        rows,
+        f"NLL of {tests} images after {largest} pixels, by the size of the chunks in which they came.",
+    )
+
+
+def contexts_figure(tested: dict[str, Tested]) -> Figure:
     """NLL against the size of the context, a line for each kind of run."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
-    for label, group in by_label(runs).items():
-        sizes, nll, error = curve(group)
-        axis.errorbar(sizes, nll, error, fmt=LINES[group[0].config.gradient] + "o", markersize=3, capsize=2, label=label)
+    for label, own in tested.items():
+        form = LINES[own.runs[0].config.gradient] + "o"
+        axis.errorbar(own.task.test_contexts, *own.means(), fmt=form, markersize=3, capsize=2, label=label)
     axis.set(xlabel="pixels in the context", ylabel="NLL, nats a pixel")
     axis.legend(fontsize=7)
     return figure
@@ -76,19 +129,20 @@ def kept_kilobytes(model: SetModel, context: Tensor, chunk: int) -> float:
     return kept / 1024
 
 
-def memory_figure(runs: list[FinishedRun]) -> Figure:
-    """NLL against memory; larger markers are larger contexts."""
+def memory_figure(tested: dict[str, Tested]) -> Figure:
+    """Memory against the size of the context; and NLL against memory, where larger markers are larger contexts."""
     plt = pyplot()
-    figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
-    for label, group in by_label(runs).items():
-        sizes, nll, _ = curve(group)
-        task, model = group[0].task(Completion), group[0].model()
-        pixels = task.test_pixels(0, 1)
-        memory = [kept_kilobytes(model, pixels[:, :size], task.test_chunk) for size in sizes]
-        line = axis.plot(memory, nll, linewidth=0.8)[0]
-        axis.scatter(memory, nll, [size / 4 for size in sizes], color=line.get_color(), label=label, alpha=0.7)
-    axis.set(xscale="log", xlabel="kB kept by the encoder for one image in training", ylabel="NLL, nats a pixel")
-    axis.legend(fontsize=7)
+    figure, (growth, price) = plt.subplots(1, 2, figsize=(11, 4.5), constrained_layout=True)
+    for label, own in tested.items():
+        model, pixels, sizes = own.runs[0].model(), own.task.test_pixels(0, 1), own.task.test_contexts
+        memory = [kept_kilobytes(model, pixels[:, :size], own.task.test_chunk) for size in sizes]
+        form = "o-" if model.encoder.pool.consistent else "s:"
+        line = growth.plot(sizes, memory, form, markersize=4, label=label)[0]
+        price.plot(memory, own.means()[0], form[1], color=line.get_color(), linewidth=0.8)
+        price.scatter(memory, own.means()[0], [size / 4 for size in sizes], color=line.get_color(), marker=form[0], alpha=0.7)
+    growth.set(yscale="log", xlabel="pixels in the context", ylabel="kB kept by the encoder for one image in training")
+    price.set(xscale="log", xlabel="kB kept by the encoder for one image in training", ylabel="NLL, nats a pixel")
+    growth.legend(fontsize=7)
     return figure
 
 
@@ -184,19 +238,30 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     """Everything that the paper shows of this experiment, and the pictures, from finished runs of one data set."""
     page.section("Results")
     results_table(page, runs)
-    main = [run for run in runs if as_the_paper_trains(run)]
+    tested = {label: Tested.test(group) for label, group in by_label(runs).items()}
+    main = {label: own for label, own in tested.items() if as_the_paper_trains(own.runs[0])}
+    ours = [label for label, own in main.items() if own.runs[0].config.model == UMBC]
     if main:
         page.figure(contexts_figure(main), "NLL by the size of the context")
-        page.figure(memory_figure(main), "NLL by memory; larger markers are larger contexts")
+        if ours:
+            differences_table(page, main, ours[0])
+        page.figure(memory_figure(main), "memory by the size of the context, and NLL by memory")
+        chunks_table(page, main)
     for model in ("deepsets", "sse", UMBC):
-        own = [run for run in runs if run.config.model == model and not run.config.model_options]
-        if len({run.config.gradient for run in own}) > 1:
+        own = {
+            label: one
+            for label, one in tested.items()
+            if one.runs[0].config.model == model and not one.runs[0].config.model_options
+        }
+        full = [label for label, one in own.items() if one.runs[0].config.gradient == "full"]
+        if len(own) > 1:
             page.section(f"Gradients of {model}")
-            page.figure(contexts_figure(own), "full, unbiased and subset gradients")
+            page.figure(contexts_figure(own), f"full, unbiased and subset gradients of {model}")
+            if full:
+                differences_table(page, own, full[0])
     best = sorted((run for run in runs if run.config.model == UMBC), key=lambda run: run.metrics["nll"])
     if best:
         page.section("Completions")
-        page.figure(
-            gallery_figure(best[0].task(Completion), best[0].model()), "context, mean, uncertainty and truth of test images"
-        )
-        page.picture(progress_gif(best[0].task(Completion), best[0].model()), "gif", "pixels stream in")
+        task, model_of_best = best[0].task(Completion), best[0].model()
+        page.figure(gallery_figure(task, model_of_best), "context, mean, uncertainty and truth of test images")
+        page.picture(progress_gif(task, model_of_best), "gif", "pixels stream in")

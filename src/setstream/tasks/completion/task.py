@@ -136,20 +136,20 @@ class Completion(Task):
         return min(self.test_images, len(self.images["test"]))
 
     @torch.no_grad()
-    def losses(self, model: SetModel, context: int, tests: int | None = None) -> Tensor:
-        """Nats a pixel of each test image, given its first `context` pixels chunk by chunk."""
+    def losses(self, model: SetModel, context: int, tests: int | None = None, chunk: int | None = None) -> Tensor:
+        """Nats a pixel of each test image, given its first `context` pixels chunk by chunk: of `test_chunk`, or as said."""
         device = next(model.parameters()).device
         total = self.tests() if tests is None else tests
         found = []
         for start in range(0, total, TEST_BATCH):
             pixels = self.test_pixels(start, min(start + TEST_BATCH, total)).to(device)
-            found.append(self.predict(model, pixels[:, :context]).nll(pixels).cpu())
+            found.append(self.predict(model, pixels[:, :context], chunk).nll(pixels).cpu())
         return torch.cat(found)
 
     @torch.no_grad()
-    def predict(self, model: SetModel, context: Tensor) -> Field:
+    def predict(self, model: SetModel, context: Tensor, chunk: int | None = None) -> Field:
         """The images as the model sees them after the context (B, N, 2 + C), given chunk by chunk."""
-        field: Field = model.head(encode(model.encoder, context, chunk_size=self.test_chunk, gradient="none"))
+        field: Field = model.head(encode(model.encoder, context, chunk_size=chunk or self.test_chunk, gradient="none"))
         return field
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
