@@ -416,6 +416,23 @@ def test_no_more_than_the_longest_is_read(task, name):
     assert not torch.allclose(task.logits(own, [document]), task.logits(own, [document[:9]]))
 
 
+def test_words_that_come_again_are_computed_once_and_count_each_time(task):
+    phi = task.build("umbc+bert", num_slots=4).encoder.phi.double()
+    ids = torch.tensor([3, 7, 3, 3, 11, 7])
+    seen = []
+    phi.norm.register_forward_hook(lambda module, given, found: seen.append(len(found)))
+    upstream = torch.randn(6, phi.words.embedding_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = phi(ids)
+    (found * upstream).sum().backward()
+    table = phi.words.weight.grad.clone()
+    phi.zero_grad()
+    one_by_one = torch.cat([phi(word[None]) for word in ids])
+    (one_by_one * upstream).sum().backward()
+    assert seen[0] == 3
+    torch.testing.assert_close(found, one_by_one)
+    torch.testing.assert_close(table, phi.words.weight.grad)
+
+
 def test_gradients_are_exact_in_chunks(task):
     own = model(task, "umbc+bert").train()
     ss.testing.check_exact_gradient(own.encoder, [task.tokens.document(number) for number in (0, 1)], chunk_size=7)

@@ -36,10 +36,18 @@ def table(words: Tensor, kind: str) -> nn.Embedding:
     return nn.Embedding.from_pretrained(words.clone(), freeze=kind == "frozen")
 
 
-def features(words: Tensor, kind: str) -> nn.Sequential:
-    """phi of the models that see multisets: the table, a layer norm, two layers."""
-    width = words.shape[1]
-    return nn.Sequential(OrderedDict(words=table(words, kind), norm=nn.LayerNorm(width), layers=mlp([width] * 3)))
+class WordFeatures(nn.Sequential):
+    """phi of the models that see multisets: the table, a layer norm, two layers, once for each different word."""
+
+    def __init__(self, words: Tensor, kind: str) -> None:
+        width = words.shape[1]
+        super().__init__(OrderedDict(words=table(words, kind), norm=nn.LayerNorm(width), layers=mlp([width] * 3)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Features (M, width) of words (M,): most words of a text come again and again."""
+        different, place = ids.unique(return_inverse=True)
+        found: Tensor = super().forward(different)
+        return found.index_select(0, place)
 
 
 def classifier(width: int, labels: int, dropout: float) -> nn.Sequential:
@@ -62,7 +70,7 @@ def document_model(parts: Parts) -> Callable[..., SetModel]:
     def build(labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any) -> SetModel:
         read = read_pretrained(bert)
         pool, decoder = parts(read, labels, dropout, **options)
-        phi = features(read.words, words) if pool.consistent else nn.Sequential(OrderedDict(words=table(read.words, words)))
+        phi = WordFeatures(read.words, words) if pool.consistent else nn.Sequential(OrderedDict(words=table(read.words, words)))
         return SetModel(SetEncoder(phi, pool), decoder)
 
     build.__doc__ = parts.__doc__
