@@ -2,6 +2,7 @@
 
 from setstream.tasks.completion.field import Decoder, Field, FieldHead
 from setstream.tasks.completion.models import MODELS
+from setstream.tasks.completion.pretrained import pretrained
 from setstream.tasks.completion.task import Completion, as_pixels, places
 
-__all__ = ["MODELS", "Completion", "Decoder", "Field", "FieldHead", "as_pixels", "places"]
+__all__ = ["MODELS", "Completion", "Decoder", "Field", "FieldHead", "as_pixels", "places", "pretrained"]
