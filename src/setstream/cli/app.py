@@ -261,7 +261,7 @@ def serve(
     "Stop it in any way and start it again: finished runs are skipped, others go on."
 )
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML, YAML or JSON with [defaults] and [[runs]].")],
+    file: Annotated[Path, typer.Argument(help="TOML, YAML or JSON with a table `defaults` and tables `runs`.")],
     out: Annotated[Path, typer.Option(help="Folder for the run folders.")] = Path("runs"),
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 2,
     threads: Annotated[int, typer.Option(help="Threads of each run.", min=1)] = 1,
