@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing setstream, its command and its figures into .venv: a minute or two, most of it PyTorch"
+	@echo "installing setstream, its command and its figures into .venv: some minutes, 1.6 GB, most of it PyTorch"
 	$(INSTALL) -e ".[cli,report,serve,sklearn]"
 	touch $(DEMO_STAMP)
 

@@ -32,8 +32,9 @@ def test_shapes_and_one_call():
     torch.testing.assert_close(z, encoder.finalize(encoder.update(None, x)))
 
 
-def test_sets_without_their_axes_are_told_which_ones():
-    encoder = make()
+@pytest.mark.parametrize("first", [nn.Identity(), nn.LayerNorm(3)], ids=["linear", "norm"])
+def test_sets_without_their_axes_are_told_which_ones(first):
+    encoder = make(nn.Sequential(first, nn.Linear(3, 8)))
     for shape in ((5, 3), (1, 3), (2, 3)):  # with (1, 3), phi itself takes three numbers for one element
         with pytest.raises(ShapeError, match=r"single numbers.*one set \(N, width\), pass x\[None\].*pass x\[None, None\]"):
             encoder(torch.randn(shape))
@@ -194,7 +195,7 @@ def test_pickle_deepcopy_and_torch_save():
 @pytest.mark.parametrize(
     ("sets", "mask", "error", "message"),
     [
-        (torch.zeros(2, 5, 4), None, ShapeError, "width 3; the elements that came have width 4"),
+        (torch.zeros(2, 5, 4), None, ShapeError, r"width 3; the 10 elements that came have shape \(4,\) each"),
         (torch.zeros(5), None, ShapeError, r"\(B, N, ...\).*got shape \(5,\)"),
         (torch.zeros(0, 5, 3), None, ShapeError, "batch is empty"),
         ([], None, ShapeError, "batch is empty"),

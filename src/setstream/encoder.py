@@ -30,6 +30,11 @@ def all_finite(x: Tensor) -> bool:
     return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
+ONE_SET = (
+    "Sets are (B, N, ...): if this was one set (N, width), pass x[None]; if it was one element (width,), pass x[None, None]"
+)
+
+
 class SetEncoder(Pretrained, nn.Module):
     """Encode sets of any size, in any chunks: z = pool({phi(x) : x in set}).
 
@@ -129,7 +134,9 @@ class SetEncoder(Pretrained, nn.Module):
         except (RuntimeError, IndexError) as error:
             if wrong := self._wrong_width(elements):
                 raise ShapeError(wrong) from error
-            error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
+            hint = ONE_SET if elements.dim() == 1 else ""
+            shape = tuple(elements.shape[1:])
+            error.add_note(f"phi was reading {len(elements)} elements of shape {shape}, {elements.dtype}. {hint}")
             raise
         if not isinstance(features, Tensor):
             raise ShapeError(f"phi must give a tensor ({len(elements)}, {in_dim or 'D'}); it gave a {type(features).__name__}")
@@ -241,14 +248,11 @@ class SetEncoder(Pretrained, nn.Module):
         """Why phi could not read these: most likely its first layer takes elements of another width."""
         width = self.width()
         if width is not None and elements.dim() == 1:
-            return (
-                f"phi takes elements of width {width}; the elements that came are single numbers. Sets are (B, N, ...): if "
-                "this was one set (N, width), pass x[None]; if it was one element (width,), pass x[None, None]"
-            )
+            return f"phi takes elements of width {width}; the elements that came are single numbers. {ONE_SET}"
         if width is not None and elements.shape[-1] != width:
             return (
-                f"phi takes elements of width {width}; the elements that came have width {elements.shape[-1]} "
-                f"(shape {tuple(elements.shape)} without the batch axis)"
+                f"phi takes elements of width {width}; the {len(elements)} elements that came have shape "
+                f"{tuple(elements.shape[1:])} each"
             )
         return None
 
@@ -267,8 +271,10 @@ class SetEncoder(Pretrained, nn.Module):
         return parameter_dtype(self.phi) or torch.get_default_dtype()
 
     def width(self) -> int | None:
-        """How many numbers an element has, where phi begins with a linear layer; None where it does not tell."""
+        """How many numbers an element has, where phi begins with a linear layer or norm; None where it does not tell."""
         first = next((module for module in self.phi.modules() if list(module.parameters(recurse=False))), None)
+        if isinstance(first, nn.LayerNorm | nn.RMSNorm) and len(first.normalized_shape) == 1:
+            return int(first.normalized_shape[0])
         return first.in_features if isinstance(first, nn.Linear) else None
 
     def home(self) -> torch.device | None:

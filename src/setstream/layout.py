@@ -12,6 +12,7 @@ their size.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -63,11 +64,25 @@ class Packed:
             yield rows, block, mask.to(features.device)
 
 
+def from_array(array: np.ndarray) -> Tensor:
+    """A tensor on the array's own memory; a copy where torch cannot read it as it lies: backwards, or in foreign byte order."""
+    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # elements are only read
+        return torch.from_numpy(array)
+
+
 def _tensor(value: object, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
+    if hasattr(value, "__array__"):  # numpy's, and data frames
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiubc":
+            raise ShapeError(
+                f"{what} must hold numbers; it holds {array.dtype}: convert it (astype(float)), or leave texts out"
+            )
+        return from_array(array)
     if hasattr(value, "chunks"):
         raise ShapeError(
             f"{what} is a source ({type(value).__name__}), which is read in chunks: ss.encode(encoder, sources, chunk_size=...)"
@@ -99,7 +114,7 @@ def _pack_dense(x: Tensor, mask: Array | None) -> Packed:
     if mask is None:
         return Packed(x.flatten(0, 1), [size] * batch)
     if isinstance(mask, np.ndarray):
-        mask = torch.from_numpy(mask).to(x.device)
+        mask = from_array(mask).to(x.device)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise MaskError(f"the mask must be a bool tensor or array, True for real elements; got {came}: convert it to bool")

@@ -47,6 +47,7 @@ class Pretrained:
         self._built = (_place(builder), _plain(options))
         return self
 
+    @property
     def options(self) -> dict[str, Any]:
         """The options that this module was built with, as far as they are known: a classifier's `classes`, for one."""
         return {} if self._built is None else dict(self._built[1])
@@ -111,7 +112,7 @@ class Pretrained:
         if builder is None and not OURS.fullmatch(named):
             raise ConfigurationError(
                 f"{folder / CONFIG} wants to be built by {named!r}, which is no part of setstream: if you trust it, name it "
-                f"yourself, from_pretrained(..., builder={named!r})"
+                f"yourself, from_pretrained(..., builder={named!r}), or --builder {named} on the command line"
             )
         make = named if builder is None else builder
         options = config.get("options", {})

@@ -21,7 +21,7 @@ from setstream.errors import ConfigurationError, NonFiniteError, ShapeError
 from setstream.integrations.sklearn import SetClassifier, SetFeaturizer, SetRegressor
 from setstream.integrations.sklearn.classifier import class_loss
 from setstream.integrations.sklearn.fitting import SetsEncode
-from setstream.integrations.sklearn.sets import mean_and_scale
+from setstream.nn.standardise import mean_and_scale
 
 SMALL = {"widths": (16,), "num_slots": 4, "heads": 2, "learning_rate": 5e-3, "epochs": 1, "min_steps": 30, "random_state": 0}
 TINY = SMALL | {"widths": (8,), "num_slots": 2, "dropout": 0.0, "weight_decay": 0.0, "batch_size": 32, "learning_rate": 1e-2}
@@ -107,7 +107,7 @@ def test_the_network_by_itself_answers_as_the_estimator_does(fitted):
         np.testing.assert_allclose(stream.predict().numpy(), wanted, rtol=1e-4, atol=1e-4)
     regressor = SetRegressor(**SMALL).partial_fit(bags, numbers[:, 0])
     np.testing.assert_allclose(regressor.model_([bags[0]]).detach()[0], regressor.predict(bags[:1]), rtol=1e-4)
-    assert fitted.model_.options()["classes"] == ["needle", "plain"]
+    assert fitted.model_.options["classes"] == ["needle", "plain"]
 
 
 def test_every_form_of_sets_gives_the_same_answer(fitted, tmp_path):
@@ -133,7 +133,7 @@ def test_every_form_of_sets_gives_the_same_answer(fitted, tmp_path):
     dense = np.stack([bag[:3] for bag in bags])
     np.testing.assert_allclose(fitted.predict_proba(dense), fitted.predict_proba(list(dense)), atol=1e-5)
     rows = dense[:, 0]
-    with pytest.warns(UserWarning, match=r"read as 10 sets of one element each.* if X is one set, pass \[X\]"):
+    with pytest.warns(UserWarning, match=r"a table: 10 sets of one element each.*If X is one set, pass \[X\]"):
         found = fitted.predict_proba(rows)
     np.testing.assert_allclose(found, fitted.predict_proba(list(dense[:, :1])), atol=1e-5)
 
@@ -164,10 +164,10 @@ def test_standardisation_is_that_of_all_elements():
     rng = np.random.default_rng(0)
     sets = [rng.normal(1e4, 3.0, size=(int(n), 3)) for n in (1, 0, 700, 5, 64)]
     rows = np.concatenate(sets)
-    mean, scale = mean_and_scale([ArraySource(one) for one in sets], 16)
+    mean, scale = mean_and_scale([ArraySource(one) for one in sets], 3, 16)
     np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-7)
     np.testing.assert_allclose(scale, rows.std(0), rtol=1e-6)
-    flat = mean_and_scale([ArraySource(np.full((9, 1), 0.1))], 4)[1]
+    flat = mean_and_scale([ArraySource(np.full((9, 1), 0.1))], 1, 4)[1]
     assert flat.tolist() == [1.0]
 
 
@@ -268,6 +268,30 @@ def test_features_in_a_pipeline_with_and_without_labels():
     assert SetFeaturizer(**SMALL).fit(sets, np.linspace(0, 1, 60)).transform(sets).shape == (60, 16)
 
 
+def test_a_set_without_elements_alone_is_as_in_company(fitted):
+    bags, _ = needles(6, seed=4)
+    nothing = np.zeros((0, 4))
+    regressor = SetRegressor(**SMALL).fit(bags, np.arange(6.0))
+    for estimator, method in ((fitted, "predict_proba"), (regressor, "predict")):
+        answer = getattr(estimator, method)
+        np.testing.assert_allclose(answer([nothing])[0], answer([bags[0], nothing, bags[1]])[1], rtol=1e-5)
+        fresh = estimator.model_.stream().predict()
+        np.testing.assert_allclose(np.asarray(fresh).reshape(-1), np.asarray(answer([nothing])).reshape(-1), rtol=1e-4)
+
+
+def test_arrays_may_lie_backwards_or_come_in_frames(fitted):
+    pandas = pytest.importorskip("pandas")
+    bags, _ = needles(3, seed=5)
+    wanted = fitted.predict_proba(bags)
+    for forms in ([bag[::-1] for bag in bags], [pandas.DataFrame(bag) for bag in bags], [bag.astype(">f8") for bag in bags]):
+        np.testing.assert_allclose(fitted.predict_proba(forms), wanted, atol=1e-5)
+        stream = fitted.model_.stream()
+        stream.update([forms[0]])
+        np.testing.assert_allclose(stream.predict(), wanted[:1], atol=1e-5)
+    with pytest.raises(ShapeError, match=r"set 0 must hold real numbers; got object in the columns name: convert it"):
+        fitted.predict([pandas.DataFrame(bags[0]).assign(name="x")])
+
+
 def test_empty_sets_are_sets():
     bags, y = needles(20)
     bags[3] = np.zeros((0, 4))
@@ -297,6 +321,22 @@ def test_what_is_wrong_is_said(fitted):
         named = [ArraySource(bag, id=f"slide-{number}") for number, bag in enumerate(spoilt)]
         with pytest.raises(NonFiniteError, match=r"set 4 \(slide-4\), element 0"):
             clone(fitted).set_params(chunk_size=2, min_steps=1).fit(bags, y).predict(named)
+    for nothing in ([], {}):
+        with pytest.raises(ShapeError, match="there are no sets|X is a dict, and sets come as a list"):
+            fitted.predict(nothing)
+    with pytest.raises(ShapeError, match=r"X is a generator.*pass list\(X\)"):
+        fitted.predict(bag for bag in bags)
+    with pytest.raises(ShapeError, match="inconsistent numbers of samples.*a table, each row a set of one element"):
+        SetClassifier(**SMALL).fit(bags[0], y)
+    with pytest.raises(ShapeError, match="set 0 must be .* rows of one length"):
+        fitted.predict([[[1.0, 2.0], [3.0]]])
+    with pytest.raises(ShapeError, match="are these transposed"):
+        fitted.predict([bag.T for bag in bags])
+    with pytest.warns(UserWarning, match=r"If X is one set, pass \[X\]"):
+        fitted.predict(list(bags[0]))
+    for name, value in {"widths": 32, "learning_rate": "fast", "gradient": "none", "epochs": None}.items():
+        with pytest.raises(ConfigurationError, match=f"^{name} "):
+            SetClassifier(**(SMALL | {name: value})).fit(bags, y)
     for tuples in (tuple(bags), tuple(bags[:2])):
         with pytest.raises(ShapeError, match="a tuple is the pair"):
             SetClassifier(**SMALL).fit(tuples, y[: len(tuples)])

@@ -129,12 +129,12 @@ def test_counts_cannot_overflow(client):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([[1.0, 2.0]], "width 3"),
-        ([1.0, 2.0], "width 3"),
+        ([[1.0, 2.0]], "must be 3 numbers"),
+        ([1.0, 2.0], "single numbers"),
         ([[float("nan"), 0.0, 0.0]], "NaN or infinity"),
         ([[float("inf"), 0.0, 0.0]], "NaN or infinity"),
         ([[1e300, 1e300, 1e300]], "overflow"),
-        ([[[1.0, 2.0, 3.0]]], "phi"),
+        ([[[1.0, 2.0, 3.0]]], "lists of shape (1, 3)"),
     ],
 )
 def test_elements_that_cannot_be_are_422_and_change_nothing(client, rows, message):
@@ -193,6 +193,13 @@ def test_ids_that_cannot_be(client, id):
 @pytest.mark.parametrize("id", ["a", "A-1", "slide 7.svs", "user@host:7", "x" * 200, "Größe", "病人7", "a+b=c~d"])
 def test_ids_that_can_be(client, id):
     assert add(client, id, np.ones((1, 3))).json() == {"id": id, "count": 1}
+
+
+def test_elements_of_another_shape_are_told_theirs(client):
+    for elements, came in (([1.0, 2.0, 3.0], "single numbers"), ([[1.0, 2.0]], r"lists of shape (2,)")):
+        answer = client.post("/sets/a/elements", json={"elements": elements})
+        assert answer.status_code == 422
+        assert answer.json()["detail"] == f"each element must be 3 numbers, as in [[...], [...]]; those that came are {came}"
 
 
 def test_the_server_describes_itself(client):

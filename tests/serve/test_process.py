@@ -183,7 +183,7 @@ def test_a_real_websocket_sees_changes_and_lets_the_server_stop(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "no run folder and no shipped model"),
+        (["nothing"], "no run folder, no saved model and no shipped one"),
         (["tests.serve.conftest:pytest"], "must be an ss.SetModel"),
         (["tests.serve.conftest:make", "--token-file", "nowhere"], "cannot be read"),
     ],
@@ -198,4 +198,24 @@ def test_states_of_another_model_are_not_taken(tmp_path):
     ss.StateStore(tmp_path / "s.db", make()).close()
     done = CliRunner().invoke(app, ["serve", "deepsets", "--states", str(tmp_path / "s.db")])
     assert isinstance(done.exception, MismatchError)
-    assert "For deepsets, give --states and the name of a new file" in str(done.exception)
+    assert "holds the states of another model than deepsets: give --states NEW.db" in str(done.exception)
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = CliRunner().invoke(app, ["serve", "deepsets", "--port", port, "--states", str(tmp_path / "s.db")])
+    assert isinstance(done.exception, ConfigurationError)
+    assert f"port {port}" in str(done.exception)
+    assert "another --port" in str(done.exception)
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
+    make().save_pretrained(tmp_path / "mine", builder="tests.serve.conftest:make", options={"seed": 0})
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "mine"), "--states", str(tmp_path / "s.db")])
+    assert "--builder tests.serve.conftest:make" in str(done.exception)
+    with Server(tmp_path / "s.db", "--builder", "tests.serve.conftest:make", model=str(tmp_path / "mine")) as server:
+        assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
+    done = CliRunner().invoke(app, ["serve", "deepsets", "--builder", "tests.serve.conftest:make"])
+    assert "a builder goes with a folder that save_pretrained wrote" in str(done.exception)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from setstream import __version__
-from setstream.cli.options import build_config
+from setstream.cli.options import Builder, build_config
 from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
 from setstream.tasks.loading import build_task
@@ -183,6 +183,7 @@ def encode(
     columns: Annotated[str | None, typer.Option(help="Of tables: the feature columns, with commas between.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without sets that cannot be read; list them.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    builder: Builder = None,
 ) -> None:
     """Encode sets in files: representations and predictions, one row a set, in constant memory."""
     from setstream.cli.encode import run_encode
@@ -202,22 +203,25 @@ def encode(
         columns=columns.split(",") if columns else None,
         skip_bad=skip_bad,
         device=device,
+        builder=builder,
         console=console,
     )
 
 
 @app.command(
-    epilog="[bold]Examples[/bold]\n\nsetstream serve umbc+set-transformer --states states.db\n\n"
+    epilog="[bold]Examples[/bold]\n\nsetstream serve bags --states bags.db\n\n"
     "SETSTREAM_TOKENS=... setstream serve runs/mine --states postgresql://user@db/states --host 0.0.0.0\n\n"
     "SIGTERM or Ctrl-C: requests are finished, then it ends. What was answered is on the disk."
 )
 def serve(
     model: Annotated[
-        str, typer.Argument(help="A run folder, a shipped model, or package.module:name of a SetModel.")
+        str, typer.Argument(help="A run's folder, a saved model's, a shipped one, or package.module:name of a SetModel.")
     ] = "umbc+set-transformer",
     states: Annotated[
-        str, typer.Option(help="A file (SQLite), or postgresql://... when several servers share them.")
-    ] = "states.db",
+        str | None,
+        typer.Option(help="A file (SQLite), or postgresql://... when several servers share them.", show_default="MODEL.db"),
+    ] = None,
+    builder: Builder = None,
     host: Annotated[str, typer.Option(help="Address to bind to; others than this machine only if told so.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[Path | None, typer.Option(help="Bearer tokens, one a line; or SETSTREAM_TOKENS.")] = None,
@@ -239,6 +243,7 @@ def serve(
     run_serve(
         model,
         states,
+        builder=builder,
         host=host,
         port=port,
         token_file=token_file,

@@ -37,10 +37,11 @@ def run_encode(
     columns: list[str] | None,
     skip_bad: bool,
     device: str,
+    builder: str | None,
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
-    model = open_model(place).to(choose_device(device))
+    model = open_model(place, builder).to(choose_device(device))
     found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
     if isinstance(found, SetDataset):
         found, problems = found.check(skip_bad)

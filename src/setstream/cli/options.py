@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
+
+#: Of commands that take a trained model.
+Builder = Annotated[
+    str | None, typer.Option(help="For a saved model of your own: the function that builds it, package.module:name.")
+]
 
 
 def parse_value(text: str) -> Any:

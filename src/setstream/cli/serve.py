@@ -17,8 +17,9 @@ from setstream.training.processes import choose_device
 
 def run_serve(
     model: str,
-    states: str,
+    states: str | None,
     *,
+    builder: str | None,
     host: str,
     port: int,
     token_file: Path | None,
@@ -38,7 +39,7 @@ def run_serve(
     for library in ("fastapi", "uvicorn", "websockets", "prometheus_client"):
         need(library, "serve", "the service")
     from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
-    from setstream.serve.run import make_server, run
+    from setstream.serve.run import listen, make_server, run
 
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
@@ -58,11 +59,24 @@ def run_serve(
         max_waiting=max(16 * max_body, 256 * 2**20),
     )
     torch.set_num_threads(threads)
-    network = open_model(model).to(choose_device(device))
-    try:
-        opened = StateStore(states, network)
-    except MismatchError as error:
-        raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
-    where = {"host": host, "log_level": log_level}
-    server = make_server(opened, options, name=model, port=port, connections=connections, grace=grace, **where)
-    run(server, ready=lambda url: console.print(f"{model} at {url}   (Ctrl-C ends it)", highlight=False, soft_wrap=True))
+    network = open_model(model, builder).to(choose_device(device))
+    with listen(host, port) as socket:
+        place = states or states_of(model)
+        try:
+            opened = StateStore(place, network)
+        except MismatchError as error:
+            raise MismatchError(
+                f"{place} holds the states of another model than {model}: give --states NEW.db. ({error})"
+            ) from error
+        server = make_server(opened, options, name=model, connections=connections, grace=grace, host=host, log_level=log_level)
+        said = f"{model} at {{}}, its sets in {place}   (Ctrl-C ends it)"
+        run(server, socket, ready=lambda url: console.print(said.format(url), highlight=False, soft_wrap=True))
+
+
+def states_of(model: str) -> str:
+    """The file for the states of a model, in this folder: each has its own, as the states of one are nothing to another.
+
+    >>> states_of("runs/mine"), states_of("package.module:make"), states_of("umbc+set-transformer")
+    ('mine.db', 'make.db', 'umbc+set-transformer.db')
+    """
+    return f"{Path(model.rpartition(':')[2]).resolve().name}.db"

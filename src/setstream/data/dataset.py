@@ -90,7 +90,8 @@ class SetDataset(Sequence[SetSource]):
         unnamed = [source.id for source in self.sources if source.id not in table]
         if unnamed and missing == "error":
             raise DataError(
-                f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; missing='drop' drops them"
+                f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; its ids are like {ids[:2]}. "
+                "missing='drop' drops what it does not name"
             )
         kept = [copy.copy(source) for source in self.sources if source.id in table]
         for source in kept:

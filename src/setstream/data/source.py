@@ -27,6 +27,7 @@ from torch import Tensor
 
 from setstream.data.ahead import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
+from setstream.layout import from_array
 
 PARTITIONS = ("contiguous", "blocks", "random")
 # Gaps of up to this many elements are read over rather than sought over.
@@ -164,7 +165,7 @@ class ArraySource(SetSource):
 
     def __init__(self, array: np.ndarray | Tensor, id: str = "", label: Any = None, metadata: Metadata = None) -> None:
         super().__init__(id, label, metadata)
-        self.array = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+        self.array = from_array(array) if isinstance(array, np.ndarray) else array
         if self.array.dim() < 1:
             raise ShapeError(f"a set is (N, ...) elements; {id or 'this one'} is a single number")
 

@@ -34,8 +34,8 @@ class Projected(Pool):
         self.consistent = pool.consistent
 
     def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
-        """Those of the pool; the width behind the module is not known here."""
-        return self.pool.empty_parts(batch, device, None)
+        """Those of the pool, as wide as what the module gives, where it tells."""
+        return self.pool.empty_parts(batch, device, getattr(self.module, "out_features", None))
 
     def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
         """Those of the pool."""

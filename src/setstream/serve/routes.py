@@ -178,7 +178,7 @@ async def model(request: Request, service: Asked) -> Model:
         name=request.app.state.model_name,
         fingerprint=encoder.empty(1).fingerprint or "",
         element_width=encoder.width(),
-        classes=service.store.model.options().get("classes"),
+        classes=service.store.model.options.get("classes"),
         parameters=sum(own.numel() for own in service.store.model.parameters()),
         max_elements=service.options.max_elements,
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from socket import socket
+from socket import AF_INET, AF_INET6, create_server, socket
 
 import uvicorn
 
+from setstream.errors import ConfigurationError
 from setstream.serve.app import create_app
-from setstream.serve.log import log_config
+from setstream.serve.log import log_config, logger
 from setstream.serve.options import Options
 from setstream.store import StateStore
 
@@ -21,14 +22,18 @@ SWITCH = 0.0005
 class Server(uvicorn.Server):
     """Says where it is as soon as it can be reached."""
 
+    #: Called with the address then.
     ready: Callable[[str], None] | None = None
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """Begin to listen."""
         await super().startup(sockets)
-        if self.ready is not None and self.started:
+        if self.started:
             host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-            self.ready(f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}")
+            url = f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}"
+            logger.info("running on %s", url)
+            if self.ready is not None:
+                self.ready(url)
 
 
 def make_server(
@@ -60,8 +65,19 @@ def make_server(
     return Server(config)
 
 
-def run(server: Server, ready: Callable[[str], None] | None = None) -> None:
-    """Serve until a signal comes; `ready` is told the address once the server can be reached."""
+def listen(host: str, port: int) -> socket:
+    """A socket that is bound to an address; port 0 takes a free one."""
+    try:
+        family = AF_INET6 if ":" in host else AF_INET
+        return create_server((host, port), family=family, reuse_port=False)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}. Give another --port"
+        ) from error
+
+
+def run(server: Server, bound: socket, ready: Callable[[str], None]) -> None:
+    """Serve on a bound socket until a signal comes; `ready` is told the address once the server can be reached."""
     server.ready = ready
     sys.setswitchinterval(SWITCH)
-    server.run()
+    server.run([bound])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from setstream.encoder import SetEncoder
-from setstream.errors import MismatchError, NonFiniteError, StateFormatError
+from setstream.errors import DataError, MismatchError, NonFiniteError, ShapeError, StateFormatError
 from setstream.serve.answers import as_json
 from setstream.serve.bodies import parse_elements
 from setstream.serve.live import Watchers
@@ -70,7 +70,16 @@ class Service:
             raise TooManyElements(
                 f"a request brings at most {self.options.max_elements} elements; this one has {len(elements)}"
             )
-        done = await self.writer.submit(id, elements)
+        try:
+            done = await self.writer.submit(id, elements)
+        except ShapeError as error:
+            width = self.store.encoder.width()
+            if width is None:
+                raise
+            came = f"lists of shape {tuple(elements.shape[1:])}" if elements.dim() > 1 else "single numbers"
+            raise DataError(
+                f"each element must be {width} numbers, as in [[...], [...]]; those that came are {came}"
+            ) from error
         self.metrics.elements.inc(len(elements))
         return done
 

@@ -38,8 +38,10 @@ def trained_model(folder: Path, task: Task, config: TrainConfig) -> SetModel:
     return model.eval()
 
 
-def open_model(name: str) -> SetModel:
+def open_model(name: str, builder: str | None = None) -> SetModel:
     """A model to use, in eval mode: of a run's folder or one of `save_pretrained`, shipped, or your own: `package.module:name`.
+
+    builder: your function that builds what lies in a folder of `save_pretrained`, as package.module:name.
 
     >>> type(open_model("umbc+set-transformer")).__name__
     'SetModel'
@@ -47,7 +49,9 @@ def open_model(name: str) -> SetModel:
     from setstream.tasks.clustering.pretrained import SHELF
 
     if is_saved(Path(name)):
-        return SetModel.from_pretrained(name)
+        return SetModel.from_pretrained(name, builder=builder)
+    if builder is not None:
+        raise ConfigurationError(f"a builder goes with a folder that save_pretrained wrote; {name!r} is none")
     if Path(name).is_dir():
         config = read_run(Path(name))
         return trained_model(Path(name), build_task(config), config)
@@ -55,7 +59,8 @@ def open_model(name: str) -> SetModel:
         return SHELF.open(name)
     if ":" not in name:
         raise ConfigurationError(
-            f"{name!r} is no run folder and no shipped model ({', '.join(SHELF.available())}); your own is package.module:name"
+            f"{name!r} is no run folder, no saved model and no shipped one ({', '.join(SHELF.available())}); your own is "
+            "package.module:name"
         )
     found = find(name, "model")
     made = found if isinstance(found, SetModel) else found() if callable(found) else found

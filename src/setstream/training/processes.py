@@ -30,9 +30,9 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
     if name == "cuda" and torch.cuda.is_available():
         device = torch.device("cuda", rank % torch.cuda.device_count())
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"device {name!r} was asked for, and there is no CUDA device here: use --device auto or cpu")
+        raise DeviceError(f"device {name!r} was asked for, and there is no CUDA device here: use auto or cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError(f"device {name!r} was asked for, and there is no MPS device here: use --device auto or cpu")
+        raise DeviceError(f"device {name!r} was asked for, and there is no MPS device here: use auto or cpu")
     return device
 
 

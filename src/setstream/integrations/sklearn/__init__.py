@@ -1,11 +1,12 @@
-"""scikit-learn estimators over sets: `SetClassifier`, `SetRegressor`, `SetFeaturizer`."""
+"""scikit-learn estimators over sets: `SetClassifier`, `SetRegressor`, `SetFeaturizer`; `SetEstimator` has their options."""
 
 from setstream.data.files import need
 
 need("sklearn", "sklearn", "these estimators")
 
-from setstream.integrations.sklearn.classifier import SetClassifier  # noqa: E402 - only after the extra is known to be there
+from setstream.integrations.sklearn.base import SetEstimator  # noqa: E402 - only after the extra is known to be there
+from setstream.integrations.sklearn.classifier import SetClassifier  # noqa: E402
 from setstream.integrations.sklearn.featurizer import SetFeaturizer  # noqa: E402
 from setstream.integrations.sklearn.regressor import SetRegressor  # noqa: E402
 
-__all__ = ["SetClassifier", "SetFeaturizer", "SetRegressor"]
+__all__ = ["SetClassifier", "SetEstimator", "SetFeaturizer", "SetRegressor"]

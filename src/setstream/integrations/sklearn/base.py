@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,21 +16,31 @@ from torch import Tensor
 from setstream.encode import GRADIENTS
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.fitting import Loss, SetsEncode, Training
-from setstream.integrations.sklearn.network import MODELS, Standardise
-from setstream.integrations.sklearn.sets import Sources, mean_and_scale, naming_the_set, read_sets
+from setstream.integrations.sklearn.network import MODELS
+from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.model import SetModel
+from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
+
+#: Options that are numbers.
+NUMBERS = (
+    *("num_slots", "heads", "dropout", "epochs", "min_steps", "batch_size", "learning_rate", "weight_decay"),
+    *("chunk_size", "grad_chunks", "validation_fraction", "n_iter_no_change"),
+)
 
 
 class SetEstimator(BaseEstimator):
     """The options of an estimator over sets.
 
-    widths, num_slots, heads, dropout:  the network, see `network.py`; widths end in a multiple of 4.
-    elements_stream:                    add the maximum of the elements' own outputs; "auto": for classifiers.
+    widths:                             of phi's layers, which see one element at a time; the last is a multiple of 4.
+    num_slots, heads:                   the set becomes so many rows (slots), by attention with so many heads.
+    dropout:                            in the Set Transformer that reads the slots.
+    elements_stream:                    beside it, take for each output the element with the largest; "auto": for classifiers.
     epochs, min_steps:                  how often all sets are seen, and how many steps that is at least.
     batch_size, learning_rate, weight_decay: Adam's, with a cosine.
-    gradient, chunk_size, grad_chunks:  as `ss.encode` has them; "auto" is the full gradient, in chunks where sets are larger.
+    gradient, chunk_size, grad_chunks:  as `ss.encode` has them; "auto" is the full gradient, computed chunk by chunk ("exact")
+                                        where sets are larger than chunk_size.
     early_stopping:                     hold out `validation_fraction` of the sets, keep the weights that do best on them, and
                                         stop when `n_iter_no_change` epochs brought nothing.
     device:                             auto, cpu, cuda, mps.
@@ -83,12 +94,22 @@ class SetEstimator(BaseEstimator):
         self.device = device
         self.verbose = verbose
 
+    def _check_options(self) -> None:
+        """What is no number or no list, before it fails somewhere inside."""
+        known = ("auto", *(mode for mode in GRADIENTS if mode != "none"))
+        if self.gradient not in known:
+            raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")
+        if not isinstance(self.widths, list | tuple | np.ndarray):
+            raise ConfigurationError(f"widths are those of phi's layers, one after another, like (64, 32); got {self.widths!r}")
+        for name in NUMBERS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise ConfigurationError(f"{name} must be a number; got {value!r}")
+
     def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None) -> Training:
         """A fresh network, standardised by the sets; `steps` None: a constant learning rate, for as long as there are calls."""
         device = choose_device(self.device)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        if self.gradient not in (auto := ("auto", *GRADIENTS)):
-            raise ConfigurationError(f"gradient must be one of {', '.join(auto)}; got {self.gradient!r}")
         config = TrainConfig(
             task="sklearn",
             model=self._network,
@@ -115,12 +136,10 @@ class SetEstimator(BaseEstimator):
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
         chunk_size = max(int(self.chunk_size), 1024)
-        with naming_the_set(sets, chunk_size):
-            mean, scale = mean_and_scale(sets, chunk_size)
         standardise = model.encoder.phi.get_submodule("0")
         assert isinstance(standardise, Standardise)
-        standardise.mean.copy_(mean)
-        standardise.scale.copy_(scale)
+        with naming_the_set(sets, chunk_size):
+            standardise.fit(sets, chunk_size)
         encode = SetsEncode(self.gradient, self.chunk_size, self.grad_chunks)
         return Training.start(model, config, encode, loss, device)
 
@@ -135,6 +154,7 @@ class SetEstimator(BaseEstimator):
         strata: np.ndarray | None = None,
     ) -> None:
         """From nothing to a fitted network, without touching anybody's random numbers; `answers`: what its head is to give."""
+        self._check_options()
         held_out = None
         if self.early_stopping:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
@@ -167,6 +187,7 @@ class SetEstimator(BaseEstimator):
 
     def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
         """One pass over the sets, with whatever earlier passes learned; the first one standardises for all."""
+        self._check_options()
         training = getattr(self, "_training", None)
         with torch.random.fork_rng():
             if training is None:

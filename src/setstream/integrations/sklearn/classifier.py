@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.network import mean_softmax
-from setstream.integrations.sklearn.sets import Sources
+from setstream.integrations.sklearn.sets import Sources, check_lengths
 from setstream.model import SetModel
 
 
@@ -146,7 +146,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         sets = self._sets(X, reset=classes is None or not hasattr(self, "n_features_in_"))
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        check_consistent_length(sets, y)
+        check_lengths(self, sets, y)
         self.classes_ = np.unique(y) if classes is None else classes
         if len(self.classes_) < 2:
             raise ConfigurationError(f"a classifier needs at least two classes; got one class: {self.classes_.tolist()}")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import type_of_target
-from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from setstream.data.part import PartSource
@@ -24,7 +24,7 @@ from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.classifier import class_loss
 from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.regressor import read_numbers, square_loss
-from setstream.integrations.sklearn.sets import Sources
+from setstream.integrations.sklearn.sets import Sources, check_lengths
 from setstream.model import SetModel
 
 TEMPERATURE = 0.1
@@ -74,7 +74,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         sets = self._sets(X, reset=True)
         weights, strata = torch.ones(len(sets)), None
         if y is not None:
-            check_consistent_length(sets, y)
+            check_lengths(self, sets, y)
         kind = "none" if y is None else type_of_target(y, input_name="y")
         if kind in ("binary", "multiclass"):
             classes, numbers = np.unique(column_or_1d(y, warn=True), return_inverse=True)

@@ -8,7 +8,7 @@
     featurizer    what the set's stream has before its last layer
 
 The means and scales are those of the elements and targets it was fitted on, and part of its weights: a fitted network takes raw
-elements, in chunks, in a stream, behind a server or in ONNX. The elements' stream is the one of multiple instance learning: a
+elements, in chunks, in a stream, behind a server or in ONNX. The elements' branch is the one of multiple instance learning: a
 set is of a class if one of its elements says so. It has an output for each class, so that none of them is the "negative" one.
 """
 
@@ -23,24 +23,9 @@ from torch import Tensor, nn
 from setstream.encoder import SetEncoder
 from setstream.model import SetModel
 from setstream.nn.mlp import mlp
+from setstream.nn.standardise import Standardise
 from setstream.pools import UMBC, DeepSets, Parallel, Projected
 from setstream.tasks.mil.models import set_transformer_body
-
-
-class Standardise(nn.Module):
-    """(x - mean) / scale, feature by feature."""
-
-    mean: Tensor
-    scale: Tensor
-
-    def __init__(self, in_dim: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(in_dim))
-        self.register_buffer("scale", torch.ones(in_dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The elements (M, in_dim) in units of their deviation."""
-        return (x - self.mean) / self.scale
 
 
 class StreamsHead(nn.Module):

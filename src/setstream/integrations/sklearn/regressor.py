@@ -10,13 +10,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, check_array, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted
 from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.network import NumbersHead
-from setstream.integrations.sklearn.sets import Sources
+from setstream.integrations.sklearn.sets import Sources, check_lengths
 from setstream.model import SetModel
 
 
@@ -74,7 +74,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
         """Sets, standardised targets and weights."""
         sets = self._sets(X, reset=first)
         given = read_numbers(y)
-        check_consistent_length(sets, given)
+        check_lengths(self, sets, given)
         numbers = given.reshape(len(given), -1)
         weights = np.ones(len(numbers)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
         if first:

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import validate_data
+from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.data.source import ArraySource, SetSource
 from setstream.errors import NonFiniteError, ShapeError
+from setstream.layout import from_array
 
 Sources = list[SetSource]
 PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give sets of their own as a list"
@@ -31,6 +32,11 @@ PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give 
 
 def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
     """The sets of X; `reset` remembers the width of their elements as n_features_in_, otherwise it must be that."""
+    if isinstance(X, dict | Iterator) and not hasattr(X, "shape"):  # a sparse matrix may be a dict
+        kind, instead = ("dict", "list(X.values())") if isinstance(X, dict) else ("generator", "list(X)")
+        raise ShapeError(f"X is a {kind}, and sets come as a list: pass {instead}")
+    if isinstance(X, list) and not X:
+        raise ShapeError("there are no sets: X is an empty list, and at least one set is needed")
     if isinstance(X, SetDataset):
         return _checked(estimator, list(X.sources), reset)
     if isinstance(X, tuple):
@@ -48,8 +54,16 @@ def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
         return _checked(estimator, sets, reset)
     if getattr(X, "ndim", 2) == 3:
         return _checked(estimator, [ArraySource(one) for one in _tensor(X, "X")], reset)
-    _check_table(estimator, X, reset)
+    _check_rows(X)
     table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
+    if reset:
+        estimator._takes_tables = True
+    elif not estimator._takes_tables:
+        warnings.warn(
+            f"X is read as a table: {len(table)} sets of one element each, while {type(estimator).__name__} was fitted on "
+            "larger sets. If X is one set, pass [X]",
+            stacklevel=4,
+        )
     return [ArraySource(row) for row in _tensor(table, "X").unsqueeze(1)]
 
 
@@ -64,32 +78,27 @@ def _is_collection(X: Any) -> bool:
     return nested or isinstance(first, SetSource) or getattr(first, "ndim", 0) == 2
 
 
-def _check_table(estimator: Any, X: Any, reset: bool) -> None:
-    """A table may be meant as something else: vectors as sets of numbers, one set instead of a list of it."""
+def _check_rows(X: Any) -> None:
+    """A list of vectors of different lengths is no table: it may be meant as sets of numbers."""
     if isinstance(X, list) and X and all(getattr(one, "ndim", 0) == 1 for one in X) and len({len(one) for one in X}) > 1:
         raise ShapeError(
             f"a set is (N, d): elements that are vectors. Set 0 has shape {tuple(X[0].shape)}: if its elements are single "
             "numbers, pass x[:, None]"
-        )
-    if reset:
-        estimator._takes_tables = True
-    elif not estimator._takes_tables and getattr(X, "ndim", 0) == 2:
-        warnings.warn(
-            f"X of shape {tuple(X.shape)} is read as {len(X)} sets of one element each, while {type(estimator).__name__} was "
-            "fitted on larger sets: if X is one set, pass [X]",
-            stacklevel=5,
         )
 
 
 def _tensor(value: Any, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ShapeError(f"{what} must be (N, d), rows of one length: {error}") from error
     if array.dtype.kind not in "fiub":
-        raise ShapeError(f"{what} must hold real numbers; got {array.dtype}")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # we only read
-        return torch.from_numpy(array)
+        texts = [str(name) for name, kind in getattr(value, "dtypes", {}).items() if kind.kind not in "fiub"]
+        where = f" in the columns {', '.join(texts[:5])}" if texts else ""
+        raise ShapeError(f"{what} must hold real numbers; got {array.dtype}{where}: convert it, as with astype(float)")
+    return from_array(array)
 
 
 def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
@@ -107,11 +116,21 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
             raise ShapeError(
                 f"{type(estimator).__name__} expects elements of width {width}, as "
                 f"{'set 0 has' if reset else 'it was fitted on'}; set {number} has elements of width {one.shape[0]}"
+                + (". Sets are (N, d): a row an element; are these transposed?" if len(one) == width else "")
             )
     if reset:
         estimator.n_features_in_ = width
         estimator._takes_tables = False
     return sets
+
+
+def check_lengths(estimator: Any, sets: Sources, y: Any) -> None:
+    """A label a set; where there is not, say how X was read."""
+    try:
+        check_consistent_length(sets, y)
+    except ValueError as error:
+        read = "as a table, each row a set of one element. One set is [X]" if estimator._takes_tables else "as a list of sets"
+        raise ShapeError(f"{error}: X was read {read}") from error
 
 
 @contextmanager
@@ -127,45 +146,3 @@ def naming_the_set(sets: Sources, chunk_size: int) -> Iterator[None]:
                     place = f"set {number}{f' ({one.id})' if one.id else ''}, element {start + int(finite.int().argmin())}"
                     raise NonFiniteError(f"NaN or infinity in {place}: clean it, or leave this element out") from error
         raise
-
-
-def mean_and_scale(sets: Sources, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature over all elements of all sets, in one pass, in float64; scale 1 where it is constant.
-
-    NonFiniteError where there is NaN or infinity.
-
-    n = n_a + n_b,   μ = μ_a + (μ_b - μ_a) n_b / n,   M = M_a + M_b + (μ_b - μ_a)² n_a n_b / n        (Chan et al.)
-
-    >>> mean_and_scale([ArraySource(torch.tensor([[0.0], [2.0]])), ArraySource(torch.tensor([[4.0]]))], 2)[0].tolist()
-    [2.0]
-    """
-    width = sets[0].shape[0]
-    count, mean, moment = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-    for chunk in _together(sets, chunk_size):
-        added = len(chunk)
-        own = chunk.mean(0)
-        apart = own - mean
-        total = count + added
-        mean = mean + apart * (added / total)
-        moment = moment + (chunk - own).square().sum(0) + apart.square() * (count * added / total)
-        count = total
-    if not bool(torch.isfinite(moment).all()):
-        raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
-    scale = (moment / max(1, count)).sqrt()
-    return mean.float(), torch.where(scale > 1e-7 * mean.abs(), scale, 1.0).float()
-
-
-def _together(sets: Sources, chunk_size: int) -> Iterator[Tensor]:
-    """The elements in float64, small sets joined until they make a chunk, large ones cut."""
-    waiting: list[Tensor] = []
-    size = 0
-    for one in sets:
-        for start in range(0, len(one), chunk_size):
-            piece = one.read(start, min(start + chunk_size, len(one)))
-            waiting.append(piece.double())
-            size += len(piece)
-            if size >= chunk_size:
-                yield torch.cat(waiting)
-                waiting, size = [], 0
-    if waiting:
-        yield torch.cat(waiting)

@@ -1,0 +1,96 @@
+"""Features in units of their own spread, learned in one pass over sets of any size.
+
+    y = (x - μ) / σ                       feature by feature; μ, σ: mean and deviation over all elements of all sets
+
+    n = n_a + n_b,   μ = μ_a + (μ_b - μ_a) n_b / n,   M = M_a + M_b + (μ_b - μ_a)² n_a n_b / n,   σ² = M / n     (Chan et al.)
+
+A state of three sums a feature, merged chunk by chunk in float64: no set is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from setstream.data.source import ArraySource, SetSource
+from setstream.errors import NonFiniteError, ShapeError
+
+
+class Standardise(nn.Module):
+    """(x - mean) / scale, feature by feature: the first layer of a phi whose features come in units of their own.
+
+    >>> import torch, setstream as ss
+    >>> sets = [torch.randn(50, 2) * torch.tensor([1000.0, 0.01]), torch.randn(7, 2)]
+    >>> phi = torch.nn.Sequential(ss.nn.Standardise(2).fit(sets), torch.nn.Linear(2, 16), torch.nn.ReLU())
+    >>> torch.allclose(phi[0](torch.cat(sets)).std(0, correction=0), torch.ones(2), atol=1e-4)
+    True
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, in_dim: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(in_dim))
+        self.register_buffer("scale", torch.ones(in_dim))
+
+    def fit(self, sets: Iterable[SetSource | Tensor | np.ndarray], chunk_size: int = 1024) -> Self:
+        """Take mean and scale from sets: sources, tensors or arrays (N, in_dim), of any size. They are weights from then on."""
+        sources = [one if isinstance(one, SetSource) else ArraySource(one) for one in sets]
+        for number, one in enumerate(sources):
+            if tuple(one.shape) != self.mean.shape:
+                raise ShapeError(
+                    f"elements must be vectors of width {len(self.mean)}; those of set {number} are {tuple(one.shape)}"
+                )
+        mean, scale = mean_and_scale(sources, len(self.mean), chunk_size)
+        self.mean.copy_(mean)
+        self.scale.copy_(scale)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The elements (M, in_dim) in units of their deviation."""
+        return (x - self.mean) / self.scale
+
+    def extra_repr(self) -> str:
+        """How wide the elements are."""
+        return str(len(self.mean))
+
+
+def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each feature over all elements of all sets, in float32; scale 1 where a feature is constant.
+
+    NonFiniteError where there is NaN or infinity.
+    """
+    count, mean, moment = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    for chunk in _together(sets, chunk_size):
+        added = len(chunk)
+        own = chunk.mean(0)
+        apart = own - mean
+        total = count + added
+        mean = mean + apart * (added / total)
+        moment = moment + (chunk - own).square().sum(0) + apart.square() * (count * added / total)
+        count = total
+    if not bool(torch.isfinite(moment).all()):
+        raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
+    scale = (moment / max(1, count)).sqrt()
+    return mean.float(), torch.where(scale > 1e-7 * mean.abs(), scale, 1.0).float()
+
+
+def _together(sets: list[SetSource], chunk_size: int) -> Iterator[Tensor]:
+    """The elements in float64, small sets joined until they make a chunk, large ones cut."""
+    waiting: list[Tensor] = []
+    size = 0
+    for one in sets:
+        for start in range(0, len(one), chunk_size):
+            piece = one.read(start, min(start + chunk_size, len(one)))
+            waiting.append(piece.double())
+            size += len(piece)
+            if size >= chunk_size:
+                yield torch.cat(waiting)
+                waiting, size = [], 0
+    if waiting:
+        yield torch.cat(waiting)
