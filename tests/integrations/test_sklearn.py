@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -370,3 +371,8 @@ def test_defaults_do_well_on_musk1():
     folds = StratifiedKFold(10, shuffle=True, random_state=0)
     scores = cross_val_score(SetClassifier(random_state=0), bags, y, cv=folds, error_score="raise")
     assert scores.mean() >= 0.85
+
+
+def test_every_option_is_in_the_guide():
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text()
+    assert {name for name in SetClassifier().get_params() if f"`{name}`" not in page} == set()
