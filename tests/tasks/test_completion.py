@@ -226,3 +226,15 @@ def test_shipped_models_are_trained_and_small():
     own = Completion(test_images=50, test_contexts=[200])
     nll = {name: own.evaluate(SHELF.open(name))["nll"] for name in SHELF.available()}
     assert nll["umbc+set-transformer"] < nll["deepsets"] - 0.05 < -0.5
+
+
+def test_he_keeps_the_size_of_features_and_torch_lets_them_shrink():
+    pixels = torch.rand(1, 1000, 5, generator=torch.Generator().manual_seed(0))
+    spread = {}
+    for init in ("torch", "he"):
+        torch.manual_seed(0)
+        own = MODELS["umbc+set-transformer"](init=init)
+        spread[init] = float(own.encoder.phi(pixels[0]).detach().std(0).mean())
+    assert spread["he"] > 5 * spread["torch"]
+    with pytest.raises(ConfigurationError, match="init is torch or he; got 'zeros'"):
+        MODELS["deepsets"](init="zeros")

@@ -4,6 +4,10 @@
 
 All share phi and the decoder; they differ in what lies between. Set functions that need their whole input stand in `ChunkMean`:
 given chunks, they are averaged, which is how the paper tests them. `waves` is ours, for large images: see field.Waves.
+
+The paper does not say how weights begin. `init` is the one of torch ("torch"), which lets features shrink from layer to layer,
+or the one of He ("he"), which keeps their size, in phi and the decoder: nearly equal features are attended to nearly equally,
+and slots that all see the mean of the set learn slowly.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.nn import DiffEM, FSPool, SetTransformer
 from setstream.nn.mlp import mlp
@@ -24,20 +29,39 @@ from setstream.tasks.completion.field import Decoder, FieldHead, Waves
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
 #: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
 SMALLEST_SCALE = 0.1
+INITS = ("torch", "he")
 
 Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body behind it
+
+
+def initialise(module: nn.Module, init: str) -> None:
+    """Begin the linear layers of a module as `init` says: std √(2 / inputs) and no bias for "he"."""
+    if init not in INITS:
+        raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")
+    for layer in module.modules():
+        if init == "he" and isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
 
 
 def completion_model(parts: Parts) -> Callable[..., SetModel]:
     """A builder of models that differ in their pool and its body only; it has the docstring of `parts`."""
 
     def build(
-        channels: int = 3, width: int = WIDTH, smallest_scale: float = SMALLEST_SCALE, waves: int = 0, **options: Any
+        channels: int = 3,
+        width: int = WIDTH,
+        smallest_scale: float = SMALLEST_SCALE,
+        waves: int = 0,
+        init: str = "torch",
+        **options: Any,
     ) -> SetModel:
         pool, body = parts(width, **options)
         layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
+        decoder = Decoder(width, channels, smallest_scale, waves)
+        for module in (layers, decoder):
+            initialise(module, init)
         encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
-        return SetModel(encoder, FieldHead(body, Decoder(width, channels, smallest_scale, waves)))
+        return SetModel(encoder, FieldHead(body, decoder))
 
     build.__doc__ = parts.__doc__
     return build
