@@ -16,6 +16,7 @@ from setstream.report.page import Page
 from setstream.report.plotting import LINES, pyplot
 from setstream.report.runs import FinishedRun, by_label, mean_and_spread
 from setstream.tasks.completion.task import Completion, places
+from setstream.training.config import TrainConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +49,11 @@ class Tested:
         models = [run.model() for run in runs]
         rows = [torch.stack([task.losses(model, n) for model in models]).mean(0) for n in task.test_contexts]
         return cls(runs, task, torch.stack(rows))
+
+    @property
+    def config(self) -> TrainConfig:
+        """What the runs have in common."""
+        return self.runs[0].config
 
     def means(self) -> tuple[list[float], list[float]]:
         """Mean NLL at each size of context, and its standard error over the images."""
@@ -113,7 +119,7 @@ def contexts_figure(tested: dict[str, Tested]) -> Figure:
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
     for label, own in tested.items():
-        form = LINES[own.runs[0].config.gradient] + "o"
+        form = LINES[own.config.gradient] + "o"
         axis.errorbar(own.task.test_contexts, *own.means(), fmt=form, markersize=3, capsize=2, label=label)
     axis.set(xlabel="pixels in the context", ylabel="NLL, nats a pixel")
     axis.legend(fontsize=7)
@@ -234,34 +240,39 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
     return found
 
 
+def best_of_each_model(tested: dict[str, Tested]) -> dict[str, Tested]:
+    """Where a model was built with several options, the ones that did best."""
+    found: dict[str, str] = {}
+    for label, own in sorted(tested.items(), key=lambda item: float(item[1].losses.mean())):
+        found.setdefault(own.config.model, label)
+    return {label: own for label, own in tested.items() if label in found.values()}
+
+
 def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     """Everything that the paper shows of this experiment, and the pictures, from finished runs of one data set."""
     page.section("Results")
     results_table(page, runs)
     tested = {label: Tested.test(group) for label, group in by_label(runs).items()}
-    main = {label: own for label, own in tested.items() if as_the_paper_trains(own.runs[0])}
-    ours = [label for label, own in main.items() if own.runs[0].config.model == UMBC]
+    main = best_of_each_model({label: own for label, own in tested.items() if as_the_paper_trains(own.runs[0])})
+    ours = [label for label, own in main.items() if own.config.model == UMBC]
     if main:
         page.figure(contexts_figure(main), "NLL by the size of the context")
         if ours:
             differences_table(page, main, ours[0])
         page.figure(memory_figure(main), "memory by the size of the context, and NLL by memory")
         chunks_table(page, main)
-    for model in ("deepsets", "sse", UMBC):
-        own = {
-            label: one
-            for label, one in tested.items()
-            if one.runs[0].config.model == model and not one.runs[0].config.model_options
-        }
-        full = [label for label, one in own.items() if one.runs[0].config.gradient == "full"]
+    for one in main.values():
+        built = one.config.model, one.config.model_options
+        own = {label: other for label, other in tested.items() if (other.config.model, other.config.model_options) == built}
+        full = [label for label, other in own.items() if other.config.gradient == "full"]
         if len(own) > 1:
-            page.section(f"Gradients of {model}")
-            page.figure(contexts_figure(own), f"full, unbiased and subset gradients of {model}")
+            page.section(f"Gradients of {one.config.model}")
+            page.figure(contexts_figure(own), f"full, unbiased and subset gradients of {one.config.model}")
             if full:
                 differences_table(page, own, full[0])
     best = sorted((run for run in runs if run.config.model == UMBC), key=lambda run: run.metrics["nll"])
     if best:
         page.section("Completions")
-        task, model_of_best = best[0].task(Completion), best[0].model()
-        page.figure(gallery_figure(task, model_of_best), "context, mean, uncertainty and truth of test images")
-        page.picture(progress_gif(task, model_of_best), "gif", "pixels stream in")
+        task, model = best[0].task(Completion), best[0].model()
+        page.figure(gallery_figure(task, model), "context, mean, uncertainty and truth of test images")
+        page.picture(progress_gif(task, model), "gif", "pixels stream in")
