@@ -32,7 +32,7 @@ def test_every_error_is_ours_and_documented():
 MAY_IMPORT = {
     "core": set(),
     "pools": set(),
-    "nn": {"data"},  # backbones fetch their weights
+    "nn": {"data"},  # backbones fetch their weights, Standardise reads sources
     "testing": set(),
     "data": set(),
     "scale": {"data"},

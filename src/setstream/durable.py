@@ -18,11 +18,6 @@ def flush(path: Path) -> None:
         os.close(handle)
 
 
-# What a new file may be read and written by. There is no way to ask without setting it.
-_MASK = os.umask(0)
-os.umask(_MASK)
-
-
 @contextmanager
 def whole_or_nothing(path: Path) -> Iterator[Path]:
     """A hidden path to write to; it becomes `path` when all went well, and is removed when not."""
@@ -31,8 +26,6 @@ def whole_or_nothing(path: Path) -> Iterator[Path]:
     _remove(hidden)  # of a process that was killed
     try:
         yield hidden
-        if hidden.is_file():
-            hidden.chmod(0o666 & ~_MASK)  # some writers make files that only their owner can read
         flush(hidden)
         hidden.replace(path)
     finally:

@@ -134,15 +134,15 @@ class SetEncoder(Pretrained, nn.Module):
         except (RuntimeError, IndexError) as error:
             if wrong := self._wrong_width(elements):
                 raise ShapeError(wrong) from error
-            hint = ONE_SET if elements.dim() == 1 else ""
-            shape = tuple(elements.shape[1:])
-            error.add_note(f"phi was reading {len(elements)} elements of shape {shape}, {elements.dtype}. {hint}")
+            error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
+            if elements.dim() == 1:
+                error.add_note(ONE_SET)
             raise
         if not isinstance(features, Tensor):
             raise ShapeError(f"phi must give a tensor ({len(elements)}, {in_dim or 'D'}); it gave a {type(features).__name__}")
         if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
             raise ShapeError(
-                self._wrong_width(elements)
+                (self._wrong_width(elements) if elements.dim() == 1 else None)
                 or f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the "
                 f"pool's in_dim; it gave {tuple(features.shape)}"
             )
@@ -272,10 +272,11 @@ class SetEncoder(Pretrained, nn.Module):
 
     def width(self) -> int | None:
         """How many numbers an element has, where phi begins with a linear layer or norm; None where it does not tell."""
-        first = next((module for module in self.phi.modules() if list(module.parameters(recurse=False))), None)
+        first = next((layer for layer in self.phi.modules() if not isinstance(layer, nn.Sequential | nn.Identity)), None)
         if isinstance(first, nn.LayerNorm | nn.RMSNorm) and len(first.normalized_shape) == 1:
             return int(first.normalized_shape[0])
-        return first.in_features if isinstance(first, nn.Linear) else None
+        found = getattr(first, "in_features", None)  # as linear layers have it, and Standardise
+        return found if isinstance(found, int) else None
 
     def home(self) -> torch.device | None:
         """Where the weights are; None when there are none, and any place will do."""

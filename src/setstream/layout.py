@@ -66,8 +66,10 @@ class Packed:
 
 def from_array(array: np.ndarray) -> Tensor:
     """A tensor on the array's own memory; a copy where torch cannot read it as it lies: backwards, or in foreign byte order."""
-    if any(stride < 0 for stride in array.strides) or not array.dtype.isnative:
+    if not array.dtype.isnative or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="))
+    if array.flags.writeable:
+        return torch.from_numpy(array)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # elements are only read
         return torch.from_numpy(array)

@@ -85,8 +85,8 @@ class StateStore:
             raise StoreError(f"{place}: was written by a newer setstream (version {known['version']} of the store)")
         if known and known["fingerprint"] != fingerprint:
             raise MismatchError(
-                f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this one "
-                f"({fingerprint}): load the weights that made it, or begin a new store in another place"
+                f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
+                f"({fingerprint}): load the weights that made them, or begin a new store in another place"
             )
 
     # -- one set ------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -22,7 +23,11 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype | None = None)
     if dtype is not None:
         found = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
     with whole_or_nothing(path) as hidden:
+        hidden.touch()
+        mode = hidden.stat().st_mode  # as any new file here: safetensors makes one that only its owner can read
         save_file(found, hidden)
+        with suppress(OSError):
+            hidden.chmod(mode)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

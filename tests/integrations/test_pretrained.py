@@ -73,7 +73,9 @@ def test_fitted_estimators_are_models(tmp_path):
     sets, y = [torch.randn(6, 2).numpy() + label for label in (0, 4) * 5], [0, 1] * 5
     fitted = SetClassifier(widths=(8,), num_slots=2, epochs=1, min_steps=5, random_state=0).fit(sets, y)
     fitted.model_.save_pretrained(tmp_path)
+    assert len({file.stat().st_mode for file in tmp_path.iterdir()}) == 1  # who may read one may read the other
     again = ss.SetModel.from_pretrained(tmp_path)
+    assert again.options["classes"] == [0, 1]
     x = torch.from_numpy(sets[0]).unsqueeze(0)
     stream = again.stream()
     stream.update(x[:, :2])

@@ -327,7 +327,7 @@ def test_what_is_wrong_is_said(fitted):
             fitted.predict(nothing)
     with pytest.raises(ShapeError, match=r"X is a generator.*pass list\(X\)"):
         fitted.predict(bag for bag in bags)
-    with pytest.raises(ShapeError, match="inconsistent numbers of samples.*a table, each row a set of one element"):
+    with pytest.raises(ShapeError, match=r"inconsistent numbers of samples.*each of one element: if X is one set, pass \[X\]"):
         SetClassifier(**SMALL).fit(bags[0], y)
     with pytest.raises(ShapeError, match="set 0 must be .* rows of one length"):
         fitted.predict([[[1.0, 2.0], [3.0]]])
@@ -335,9 +335,23 @@ def test_what_is_wrong_is_said(fitted):
         fitted.predict([bag.T for bag in bags])
     with pytest.warns(UserWarning, match=r"If X is one set, pass \[X\]"):
         fitted.predict(list(bags[0]))
-    for name, value in {"widths": 32, "learning_rate": "fast", "gradient": "none", "epochs": None}.items():
+    for name, value in {
+        "widths": 32,
+        "learning_rate": "fast",
+        "gradient": "none",
+        "epochs": -1,
+        "dropout": 2,
+        "elements_stream": "no",
+    }.items():
         with pytest.raises(ConfigurationError, match=f"^{name} "):
             SetClassifier(**(SMALL | {name: value})).fit(bags, y)
+    spoilt = [bag.copy() for bag in bags]
+    spoilt[7][1, 0] = np.nan
+    for seed in range(3):  # in the sets that are kept, or in those that are held out
+        with pytest.raises(NonFiniteError, match="NaN or infinity in set 7, element 1"):
+            SetClassifier(**(SMALL | {"random_state": seed}), early_stopping=True, validation_fraction=0.4).fit(spoilt, y)
+    with pytest.raises(NonFiniteError, match="NaN or infinity in set 7, element 1"):
+        SetClassifier(**SMALL).partial_fit(bags, y).partial_fit(spoilt, y)
     for tuples in (tuple(bags), tuple(bags[:2])):
         with pytest.raises(ShapeError, match="a tuple is the pair"):
             SetClassifier(**SMALL).fit(tuples, y[: len(tuples)])

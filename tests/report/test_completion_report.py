@@ -10,6 +10,7 @@ from PIL import Image
 from setstream.report import completion as evidence
 from setstream.report import write_report
 from setstream.report.page import Page
+from setstream.report.runs import FinishedRun
 from setstream.tasks.completion import Completion, as_pixels
 from setstream.tasks.loading import build_task
 from setstream.training import TrainConfig, Trainer
@@ -28,13 +29,15 @@ def test_the_report_has_table_figures_gallery_and_animation(folder, tmp_path, mo
     monkeypatch.setattr(evidence.progress_gif, "__defaults__", (2, 3))
     monkeypatch.setattr(evidence, "GALLERY", (5, 20))
     options = {"data": "folder", "folder": str(folder), "side": 8, "fewest": 5, "most": 20, "test_contexts": [5, 20]}
-    kinds = [("umbc+set-transformer", "unbiased"), ("umbc+set-transformer", "full"), ("set-transformer", "subset")]
-    for number, (model, gradient) in enumerate(kinds):
+    umbc = "umbc+set-transformer"
+    kinds = [(umbc, "unbiased", {}), (umbc, "full", {}), ("set-transformer", "subset", {}), ("deepsets", "unbiased", {})]
+    kinds.append(("deepsets", "unbiased", {"init": "he"}))
+    for number, (model, gradient, built) in enumerate(kinds):
         config = TrainConfig(
-            "completion", model, options, {}, steps=1, batch=2, gradient=gradient, chunk_size=5, tensorboard=False
+            "completion", model, options, built, steps=1, batch=2, gradient=gradient, chunk_size=5, tensorboard=False
         )
         Trainer(build_task(config), config, tmp_path / "runs" / str(number), shown=False).run()
-    assert len(write_report([tmp_path / "runs"], tmp_path / "report.html")) == 3
+    assert len(write_report([tmp_path / "runs"], tmp_path / "report.html")) == 5
     text = (tmp_path / "report.html").read_text()
     for wanted in ("umbc+set-transformer (unbiased 5)", "NLL at 20", "Gradients of umbc", "Completions", "data:image/gif"):
         assert wanted in text, wanted
@@ -42,8 +45,20 @@ def test_the_report_has_table_figures_gallery_and_animation(folder, tmp_path, mo
     apart = {
         name: float(cell) for name, cell in re.findall(r"<tr><td>(\S+) [^<]*</td>.{0,200}?<td>(\d\.\de[+-]\d+)</td></tr>", text)
     }
-    assert set(apart) == {"umbc+set-transformer", "set-transformer"}
+    assert set(apart) == {"umbc+set-transformer", "set-transformer", "deepsets"}
+    assert "the one with the lowest NLL on these test images is shown" in text
     assert apart["umbc+set-transformer"] < 1e-4
+
+
+def test_of_a_model_built_in_several_ways_the_best_is_shown(folder):
+    task = Completion("folder", str(folder), side=8)
+
+    def tested(model, nll, **options):
+        config = TrainConfig("completion", model, {}, options)
+        return evidence.Tested([FinishedRun(folder, config, {})], task, torch.full((2, 3), nll))
+
+    found = {"a": tested("sse", 1.0), "b": tested("sse", 0.5, init="he"), "c": tested("fspool", 2.0), "d": tested("sse", 0.7)}
+    assert list(evidence.best_of_each_model(found)) == ["b", "c"]
 
 
 def test_differences_are_paired(folder):
@@ -51,7 +66,9 @@ def test_differences_are_paired(folder):
     base = torch.randn(2, 400, generator=torch.Generator().manual_seed(0))
     worse = base + torch.tensor([[0.5], [0.1]]) + 0.01 * torch.randn(2, 400, generator=torch.Generator().manual_seed(1))
     page = Page("differences")
-    evidence.differences_table(page, {"a": evidence.Tested([], task, base), "b": evidence.Tested([], task, worse)}, "a")
+    elsewhere = Completion("folder", str(folder), side=8, test_contexts=[5, 20], test_seed=2)
+    tested = {"a": (task, base), "b": (task, worse), "other contexts": (elsewhere, worse)}
+    evidence.differences_table(page, {name: evidence.Tested([], *own) for name, own in tested.items()}, "a")
     found = re.findall(r"<td>([+-][\d.]+) ± ([\d.]+)</td>", "".join(page.parts))
     for (mean, error), shift in zip(found, (0.5, 0.1), strict=True):  # z below 4 for 400 images of deviation 0.01
         assert abs(float(mean) - shift) < 0.002 + 0.0005

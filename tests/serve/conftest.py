@@ -61,7 +61,7 @@ class Server:
     def __init__(self, states, *options, model="tests.serve.conftest:make", environment=None):
         command = [sys.executable, "-m", "setstream.cli", "serve", model, "--states", str(states), "--port", "0", *options]
         env = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         self.lines = []
         for line in self.process.stderr:
             self.lines.append(line)

@@ -6,8 +6,10 @@ import threading
 import numpy as np
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 import setstream as ss
+from setstream.serve import Options, create_app
 from tests.serve.conftest import make, serving
 from tests.serve.test_bodies import ARROW, NPY, arrow, listed, npy
 
@@ -196,10 +198,17 @@ def test_ids_that_can_be(client, id):
 
 
 def test_elements_of_another_shape_are_told_theirs(client):
-    for elements, came in (([1.0, 2.0, 3.0], "single numbers"), ([[1.0, 2.0]], r"lists of shape (2,)")):
-        answer = client.post("/sets/a/elements", json={"elements": elements})
-        assert answer.status_code == 422
-        assert answer.json()["detail"] == f"each element must be 3 numbers, as in [[...], [...]]; those that came are {came}"
+    answer = client.post("/sets/a/elements", json={"elements": [1.0, 2.0, 3.0]})  # as many numbers as one element has
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == "each element must be 3 numbers, as in [[...], [...]]; those that came are single numbers"
+
+
+@pytest.mark.parametrize(("given", "said"), [(["no", "yes"], ["no", "yes"]), (2, None)], ids=["names", "a number"])
+def test_a_classifiers_classes_are_told(tmp_path, given, said):
+    model = make().remember("tests.serve.conftest:make", {"classes": given})
+    app = create_app(ss.StateStore(tmp_path / "states.db", model), Options(), "classifier")
+    with TestClient(app, "http://localhost") as opened:
+        assert opened.get("/model").json()["classes"] == said
 
 
 def test_the_server_describes_itself(client):

@@ -196,9 +196,9 @@ def test_options_that_cannot_be(tmp_path, arguments, message):
 
 def test_states_of_another_model_are_not_taken(tmp_path):
     ss.StateStore(tmp_path / "s.db", make()).close()
-    done = CliRunner().invoke(app, ["serve", "deepsets", "--states", str(tmp_path / "s.db")])
+    done = CliRunner().invoke(app, ["serve", "deepsets", "--port", "0", "--states", str(tmp_path / "s.db")])
     assert isinstance(done.exception, MismatchError)
-    assert "holds the states of another model than deepsets: give --states NEW.db" in str(done.exception)
+    assert "For deepsets, give --states and the name of a new file" in str(done.exception)
 
 
 def test_a_port_that_is_taken(tmp_path):
@@ -213,9 +213,10 @@ def test_a_port_that_is_taken(tmp_path):
 
 def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
     make().save_pretrained(tmp_path / "mine", builder="tests.serve.conftest:make", options={"seed": 0})
-    done = CliRunner().invoke(app, ["serve", str(tmp_path / "mine"), "--states", str(tmp_path / "s.db")])
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "mine"), "--port", "0", "--states", str(tmp_path / "s.db")])
     assert "--builder tests.serve.conftest:make" in str(done.exception)
     with Server(tmp_path / "s.db", "--builder", "tests.serve.conftest:make", model=str(tmp_path / "mine")) as server:
+        assert server.process.stdout.readline() == f"{tmp_path / 'mine'} at {server.url}   (Ctrl-C ends it)\n"
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
     done = CliRunner().invoke(app, ["serve", "deepsets", "--builder", "tests.serve.conftest:make"])
     assert "a builder goes with a folder that save_pretrained wrote" in str(done.exception)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,6 +14,9 @@ from setstream.errors import MismatchError
 from setstream.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
+
+# For rich: as it stands.
+PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 def run_serve(
@@ -61,16 +65,12 @@ def run_serve(
     torch.set_num_threads(threads)
     network = open_model(model, builder).to(choose_device(device))
     with listen(host, port) as socket:
-        place = states or states_of(model)
         try:
-            opened = StateStore(place, network)
-        except MismatchError as error:
-            raise MismatchError(
-                f"{place} holds the states of another model than {model}: give --states NEW.db. ({error})"
-            ) from error
+            opened = StateStore(states or states_of(model), network)
+        except MismatchError as error:  # the store's own words have no password in them
+            raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
         server = make_server(opened, options, name=model, connections=connections, grace=grace, host=host, log_level=log_level)
-        said = f"{model} at {{}}, its sets in {place}   (Ctrl-C ends it)"
-        run(server, socket, ready=lambda url: console.print(said.format(url), highlight=False, soft_wrap=True))
+        run(server, socket, ready=lambda url: console.print(f"{model} at {url}   (Ctrl-C ends it)", **PLAIN))
 
 
 def states_of(model: str) -> str:

@@ -35,9 +35,11 @@ class Standardise(nn.Module):
 
     def __init__(self, in_dim: int) -> None:
         super().__init__()
+        self.in_features = in_dim
         self.register_buffer("mean", torch.zeros(in_dim))
         self.register_buffer("scale", torch.ones(in_dim))
 
+    @torch.no_grad()
     def fit(self, sets: Iterable[SetSource | Tensor | np.ndarray], chunk_size: int = 1024) -> Self:
         """Take mean and scale from sets: sources, tensors or arrays (N, in_dim), of any size. They are weights from then on."""
         sources = [one if isinstance(one, SetSource) else ArraySource(one) for one in sets]
@@ -46,6 +48,8 @@ class Standardise(nn.Module):
                 raise ShapeError(
                     f"elements must be vectors of width {len(self.mean)}; those of set {number} are {tuple(one.shape)}"
                 )
+        if not any(map(len, sources)):
+            raise ShapeError(f"mean and scale need elements; the {len(sources)} sets that came have none")
         mean, scale = mean_and_scale(sources, len(self.mean), chunk_size)
         self.mean.copy_(mean)
         self.scale.copy_(scale)
@@ -57,7 +61,7 @@ class Standardise(nn.Module):
 
     def extra_repr(self) -> str:
         """How wide the elements are."""
-        return str(len(self.mean))
+        return str(self.in_features)
 
 
 def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[Tensor, Tensor]:
@@ -77,7 +81,8 @@ def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[
     if not bool(torch.isfinite(moment).all()):
         raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
     scale = (moment / max(1, count)).sqrt()
-    return mean.float(), torch.where(scale > 1e-7 * mean.abs(), scale, 1.0).float()
+    varies = (scale > 1e-7 * mean.abs()) & (scale > torch.finfo(torch.float32).tiny)
+    return mean.float(), torch.where(varies, scale, 1.0).float()
 
 
 def _together(sets: list[SetSource], chunk_size: int) -> Iterator[Tensor]:
@@ -87,7 +92,7 @@ def _together(sets: list[SetSource], chunk_size: int) -> Iterator[Tensor]:
     for one in sets:
         for start in range(0, len(one), chunk_size):
             piece = one.read(start, min(start + chunk_size, len(one)))
-            waiting.append(piece.double())
+            waiting.append(piece.cpu().double())
             size += len(piece)
             if size >= chunk_size:
                 yield torch.cat(waiting)

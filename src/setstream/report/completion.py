@@ -55,6 +55,11 @@ class Tested:
         """What the runs have in common."""
         return self.runs[0].config
 
+    def tests(self) -> tuple[object, ...]:
+        """What they were tested on."""
+        task = self.task
+        return task.data, task.folder, task.side, task.tests(), task.test_contexts, task.test_chunk, task.test_seed
+
     def means(self) -> tuple[list[float], list[float]]:
         """Mean NLL at each size of context, and its standard error over the images."""
         return mean_and_error(self.losses)
@@ -82,12 +87,17 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
 
 
 def differences_table(page: Page, tested: dict[str, Tested], reference: str) -> None:
-    """By how much each is worse than the reference, image by image, with 95% intervals over the images."""
+    """By how much each is worse than the reference, image by image, with 95% intervals over the images.
+
+    Those that were tested on other images or contexts cannot be compared so, and are left out.
+    """
     rows = []
     for label, own in tested.items():
-        if label != reference:
+        if label != reference and own.tests() == tested[reference].tests():
             means, errors = mean_and_error(own.losses - tested[reference].losses)
             rows.append([label, *(f"{mean:+.3f} ± {1.96 * error:.3f}" for mean, error in zip(means, errors, strict=True))])
+    if not rows:
+        return
     task = tested[reference].task
     page.table(
         ["model (gradient)", *(f"at {n}" for n in task.test_contexts)],
@@ -100,10 +110,11 @@ def differences_table(page: Page, tested: dict[str, Tested], reference: str) -> 
 def chunks_table(page: Page, tested: dict[str, Tested], images: int = 100) -> None:
     """Whether the size of the chunks changes the NLL of the largest context."""
     rows = []
+    first = next(iter(tested.values())).task
+    largest, tests = max(first.test_contexts), min(images, first.tests())
+    sizes = sorted({1, 10, first.test_chunk, largest})
     for label, own in tested.items():
-        task, model, tests = own.task, own.runs[0].model(), min(images, own.task.tests())
-        largest = max(task.test_contexts)
-        sizes = sorted({1, 10, task.test_chunk, largest})
+        task, model = own.task, own.runs[0].model()
         found = [task.losses(model, largest, tests, chunk=size).double() for size in sizes]
         apart = max(float((losses - found[-1]).abs().max()) for losses in found)
         rows.append([label, *(f"{float(losses.mean()):.4f}" for losses in found), f"{apart:.1e}"])
@@ -253,10 +264,13 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     page.section("Results")
     results_table(page, runs)
     tested = {label: Tested.test(group) for label, group in by_label(runs).items()}
-    main = best_of_each_model({label: own for label, own in tested.items() if as_the_paper_trains(own.runs[0])})
+    as_paper = {label: own for label, own in tested.items() if as_the_paper_trains(own.runs[0])}
+    main = best_of_each_model(as_paper)
     ours = [label for label, own in main.items() if own.config.model == UMBC]
     if main:
         page.figure(contexts_figure(main), "NLL by the size of the context")
+        if len(main) < len(as_paper):
+            page.text("Of a model that was built in several ways, the one with the lowest NLL on these test images is shown.")
         if ours:
             differences_table(page, main, ours[0])
         page.figure(memory_figure(main), "memory by the size of the context, and NLL by memory")

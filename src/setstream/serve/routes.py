@@ -173,12 +173,12 @@ async def download_state(id: Id, service: Asked) -> Response:
 @router.get("/model", responses=answers())
 async def model(request: Request, service: Asked) -> Model:
     """Which model answers, and what its elements look like."""
-    encoder = service.store.encoder
+    encoder, classes = service.store.encoder, service.store.model.options.get("classes")
     return Model(
         name=request.app.state.model_name,
         fingerprint=encoder.empty(1).fingerprint or "",
         element_width=encoder.width(),
-        classes=service.store.model.options.get("classes"),
+        classes=classes if isinstance(classes, list) else None,
         parameters=sum(own.numel() for own in service.store.model.parameters()),
         max_elements=service.options.max_elements,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
-from socket import AF_INET, AF_INET6, create_server, socket
+from socket import SOCK_STREAM, create_server, getaddrinfo, socket
 
 import uvicorn
 
@@ -68,12 +69,12 @@ def make_server(
 def listen(host: str, port: int) -> socket:
     """A socket that is bound to an address; port 0 takes a free one."""
     try:
-        family = AF_INET6 if ":" in host else AF_INET
-        return create_server((host, port), family=family, reuse_port=False)
+        family, _, _, _, address = getaddrinfo(host, port, type=SOCK_STREAM)[0]
+        return create_server(address[:2], family=family)
     except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}. Give another --port"
-        ) from error
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        instead = "give another --port, or 0 for any that is free" if taken else "is it an address of this machine (--host)?"
+        raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}; {instead}") from error
 
 
 def run(server: Server, bound: socket, ready: Callable[[str], None]) -> None:

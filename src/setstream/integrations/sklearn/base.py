@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -23,11 +24,21 @@ from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
 
-#: Options that are numbers.
-NUMBERS = (
-    *("num_slots", "heads", "dropout", "epochs", "min_steps", "batch_size", "learning_rate", "weight_decay"),
-    *("chunk_size", "grad_chunks", "validation_fraction", "n_iter_no_change"),
-)
+#: Options that are numbers, and the range of each.
+NUMBERS = {
+    "num_slots": (1, inf),
+    "heads": (1, inf),
+    "dropout": (0, 1),
+    "epochs": (1, inf),
+    "min_steps": (0, inf),
+    "batch_size": (1, inf),
+    "learning_rate": (0, inf),
+    "weight_decay": (0, inf),
+    "chunk_size": (1, inf),
+    "grad_chunks": (1, inf),
+    "validation_fraction": (0, 1),
+    "n_iter_no_change": (1, inf),
+}
 
 
 class SetEstimator(BaseEstimator):
@@ -101,10 +112,12 @@ class SetEstimator(BaseEstimator):
             raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")
         if not isinstance(self.widths, list | tuple | np.ndarray):
             raise ConfigurationError(f"widths are those of phi's layers, one after another, like (64, 32); got {self.widths!r}")
-        for name in NUMBERS:
+        if self.elements_stream not in (True, False, "auto"):
+            raise ConfigurationError(f"elements_stream is True, False or 'auto'; got {self.elements_stream!r}")
+        for name, (least, most) in NUMBERS.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise ConfigurationError(f"{name} must be a number; got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
+                raise ConfigurationError(f"{name} must be a number from {least:g} to {most:g}; got {value!r}")
 
     def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None) -> Training:
         """A fresh network, standardised by the sets; `steps` None: a constant learning rate, for as long as there are calls."""
@@ -135,11 +148,9 @@ class SetEstimator(BaseEstimator):
         }
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
-        chunk_size = max(int(self.chunk_size), 1024)
         standardise = model.encoder.phi.get_submodule("0")
         assert isinstance(standardise, Standardise)
-        with naming_the_set(sets, chunk_size):
-            standardise.fit(sets, chunk_size)
+        standardise.fit(sets, max(int(self.chunk_size), 1024))
         encode = SetsEncode(self.gradient, self.chunk_size, self.grad_chunks)
         return Training.start(model, config, encode, loss, device)
 
@@ -155,7 +166,7 @@ class SetEstimator(BaseEstimator):
     ) -> None:
         """From nothing to a fitted network, without touching anybody's random numbers; `answers`: what its head is to give."""
         self._check_options()
-        held_out = None
+        given, held_out = sets, None
         if self.early_stopping:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             try:
@@ -167,7 +178,7 @@ class SetEstimator(BaseEstimator):
             held_out = [sets[i] for i in out], targets[out]
             sets, targets, weights = [sets[i] for i in kept], targets[kept], weights[kept]
         steps = max(int(self.min_steps), int(self.epochs) * -(-len(sets) // max(1, min(int(self.batch_size), len(sets)))))
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), naming_the_set(given, int(self.chunk_size)):
             training = self._start(sets, answers, loss, steps)
             history = training.run(
                 sets,
@@ -189,7 +200,7 @@ class SetEstimator(BaseEstimator):
         """One pass over the sets, with whatever earlier passes learned; the first one standardises for all."""
         self._check_options()
         training = getattr(self, "_training", None)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
             if training is None:
                 training = self._start(sets, answers, loss, None)
                 if hasattr(self, "model_"):  # a fit came before: its network goes on

@@ -146,7 +146,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         sets = self._sets(X, reset=classes is None or not hasattr(self, "n_features_in_"))
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        check_lengths(self, sets, y)
+        check_lengths(sets, y)
         self.classes_ = np.unique(y) if classes is None else classes
         if len(self.classes_) < 2:
             raise ConfigurationError(f"a classifier needs at least two classes; got one class: {self.classes_.tolist()}")

@@ -74,7 +74,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         sets = self._sets(X, reset=True)
         weights, strata = torch.ones(len(sets)), None
         if y is not None:
-            check_lengths(self, sets, y)
+            check_lengths(sets, y)
         kind = "none" if y is None else type_of_target(y, input_name="y")
         if kind in ("binary", "multiclass"):
             classes, numbers = np.unique(column_or_1d(y, warn=True), return_inverse=True)

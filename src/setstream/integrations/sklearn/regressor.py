@@ -74,7 +74,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
         """Sets, standardised targets and weights."""
         sets = self._sets(X, reset=first)
         given = read_numbers(y)
-        check_lengths(self, sets, given)
+        check_lengths(sets, given)
         numbers = given.reshape(len(given), -1)
         weights = np.ones(len(numbers)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
         if first:

@@ -5,13 +5,13 @@
     (B, N, d)            an array of sets of one size
     (B, d)               an ordinary table: each row is a set of one element
 
-Nothing is copied: arrays that are mapped from a file stay there.
+Nothing is copied that torch can read as it lies: arrays that are mapped from a file stay there.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, ValuesView
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -32,7 +32,7 @@ PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give 
 
 def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
     """The sets of X; `reset` remembers the width of their elements as n_features_in_, otherwise it must be that."""
-    if isinstance(X, dict | Iterator) and not hasattr(X, "shape"):  # a sparse matrix may be a dict
+    if isinstance(X, dict | Iterator | ValuesView) and not hasattr(X, "shape"):  # a sparse matrix may be a dict
         kind, instead = ("dict", "list(X.values())") if isinstance(X, dict) else ("generator", "list(X)")
         raise ShapeError(f"X is a {kind}, and sets come as a list: pass {instead}")
     if isinstance(X, list) and not X:
@@ -73,9 +73,9 @@ def _is_collection(X: Any) -> bool:
         return X.dtype == object and X.ndim == 1 and len(X) > 0 and not np.isscalar(X[0])
     if not isinstance(X, list) or not X:
         return False
-    first = X[0]
+    first = next((one for one in X if not isinstance(one, list) or one), X[0])  # an empty list tells nothing
     nested = isinstance(first, list) and len(first) > 0 and isinstance(first[0], list)
-    return nested or isinstance(first, SetSource) or getattr(first, "ndim", 0) == 2
+    return nested or isinstance(first, SetSource) or getattr(first, "ndim", 0) >= 2
 
 
 def _check_rows(X: Any) -> None:
@@ -124,13 +124,14 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
     return sets
 
 
-def check_lengths(estimator: Any, sets: Sources, y: Any) -> None:
+def check_lengths(sets: Sources, y: Any) -> None:
     """A label a set; where there is not, say how X was read."""
     try:
         check_consistent_length(sets, y)
     except ValueError as error:
-        read = "as a table, each row a set of one element. One set is [X]" if estimator._takes_tables else "as a list of sets"
-        raise ShapeError(f"{error}: X was read {read}") from error
+        single = all(len(one) == 1 for one in sets)
+        read = "each of one element: if X is one set, pass [X]" if single else "of one element and more"
+        raise ShapeError(f"{error}: X was read as {len(sets)} sets {read}") from error
 
 
 @contextmanager

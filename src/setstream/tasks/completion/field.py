@@ -42,7 +42,7 @@ class Waves(nn.Module):
 
 
 class Decoder(nn.Module):
-    """r and a place to mean and scale of each channel: four layers, as in the paper's appendix."""
+    """r and a place to mean and scale of each channel: five layers, as in the paper's appendix."""
 
     def __init__(self, width: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
         super().__init__()

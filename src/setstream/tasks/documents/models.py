@@ -36,17 +36,18 @@ def table(words: Tensor, kind: str) -> nn.Embedding:
     return nn.Embedding.from_pretrained(words.clone(), freeze=kind == "frozen")
 
 
-class WordFeatures(nn.Sequential):
+class WordFeatures(nn.Module):
     """phi of the models that see multisets: the table, a layer norm, two layers, once for each different word."""
 
     def __init__(self, words: Tensor, kind: str) -> None:
+        super().__init__()
         width = words.shape[1]
-        super().__init__(OrderedDict(words=table(words, kind), norm=nn.LayerNorm(width), layers=mlp([width] * 3)))
+        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(width), mlp([width] * 3)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Features (M, width) of words (M,): most words of a text come again and again."""
         different, place = ids.unique(return_inverse=True)
-        found: Tensor = super().forward(different)
+        found: Tensor = self.layers(self.norm(self.words(different)))
         return found.index_select(0, place)
 
 
