@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,9 +13,6 @@ from setstream.errors import MismatchError
 from setstream.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
-
-# For rich: as it stands.
-PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
 def run_serve(
@@ -70,7 +66,11 @@ def run_serve(
         except MismatchError as error:  # the store's own words have no password in them
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
         server = make_server(opened, options, name=model, connections=connections, grace=grace, host=host, log_level=log_level)
-        run(server, socket, ready=lambda url: console.print(f"{model} at {url}   (Ctrl-C ends it)", **PLAIN))
+
+        def ready(url: str) -> None:
+            console.print(f"{model} at {url}   (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+
+        run(server, socket, ready)
 
 
 def states_of(model: str) -> str:
