@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from setstream.encode import encode
 from setstream.encoder import SetEncoder
+from setstream.model import SetModel
 from setstream.nn import DiffEM, FSPool, SetTransformer
 from setstream.pools import UMBC, ChunkMean
 from setstream.report.plotting import pyplot
@@ -35,20 +35,21 @@ def partition_variance(partitions: int = 100, width: int = 128, size: int = 1024
     generator = torch.Generator().manual_seed(0)
     x = draw_distributions(size, width, generator)
     torch.manual_seed(0)
-    encoders = {
-        "UMBC + Set Transformer": (SetEncoder(nn.Identity(), UMBC(width, 16, heads=4)), SetTransformer(width)),
-        "Set Transformer": (SetEncoder(nn.Identity(), ChunkMean(SetTransformer(width), width)), nn.Identity()),
-        "FSPool": (SetEncoder(nn.Identity(), ChunkMean(FSPool(width), width)), nn.Identity()),
-        "Diff EM": (SetEncoder(nn.Identity(), ChunkMean(DiffEM(width, 1, 5, 3), width)), nn.Identity()),
+    models = {
+        "UMBC + Set Transformer": SetModel(SetEncoder(nn.Identity(), UMBC(width, 16, heads=4)), SetTransformer(width)),
+        "Set Transformer": SetModel(SetEncoder(nn.Identity(), ChunkMean(SetTransformer(width), width)), nn.Identity()),
+        "FSPool": SetModel(SetEncoder(nn.Identity(), ChunkMean(FSPool(width), width)), nn.Identity()),
+        "Diff EM": SetModel(SetEncoder(nn.Identity(), ChunkMean(DiffEM(width, 1, 5, 3), width)), nn.Identity()),
     }
     found: dict[str, dict[int, tuple[float, float]]] = {}
-    for name, (encoder, head) in encoders.items():
-        encoder.eval()
+    for name, model in models.items():
         for chunks in (1, 2, 4, 8, 16, 32):
             codes = []
             for _ in range(partitions):
-                z = encode(encoder, x, chunk_size=size // chunks, gradient="none", partition="random", generator=generator)
-                codes.append(head(z).flatten().double())
+                stream = model.stream()
+                for chunk in x[:, torch.randperm(size, generator=generator)].chunk(chunks, dim=1):
+                    stream.update(chunk)
+                codes.append(stream.predict().flatten().double())
             variance = torch.stack(codes).var(0)
             found.setdefault(name, {})[chunks] = (float(variance.mean()), float(variance.std()))
     return found

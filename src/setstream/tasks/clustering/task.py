@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from setstream.encode import encode
 from setstream.model import SetModel
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
 from setstream.tasks.clustering.models import MODELS, MixtureHead
@@ -98,8 +97,10 @@ class Clustering(Task):
     @torch.no_grad()
     def predict(self, model: SetModel, points: Tensor) -> DiagonalMixture:
         """The mixtures of sets of points, given chunk by chunk."""
-        z = encode(model.encoder, points.to(_device(model)), chunk_size=self.test_chunk, gradient="none")
-        mixture: DiagonalMixture = model.head(z)
+        stream = model.stream()
+        for chunk in points.to(_device(model)).split(self.test_chunk, dim=1):
+            stream.update(chunk)
+        mixture: DiagonalMixture = stream.predict()
         return mixture
 
     def draw(self, sets: int, points: int, generator: torch.Generator) -> Sample:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from setstream.data.images import Images, celeba, cifar10, mnist, pictures
-from setstream.encode import encode
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.tasks.completion.field import Field
@@ -146,10 +145,12 @@ class Completion(Task):
             found.append(self.predict(model, pixels[:, :context], chunk).nll(pixels).cpu())
         return torch.cat(found)
 
-    @torch.no_grad()
     def predict(self, model: SetModel, context: Tensor, chunk: int | None = None) -> Field:
         """The images as the model sees them after the context (B, N, 2 + C), given chunk by chunk."""
-        field: Field = model.head(encode(model.encoder, context, chunk_size=chunk or self.test_chunk, gradient="none"))
+        stream = model.stream()
+        for piece in context.split(chunk or self.test_chunk, dim=1):
+            stream.update(piece)
+        field: Field = stream.predict()
         return field
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
