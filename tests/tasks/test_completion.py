@@ -9,11 +9,11 @@ from torch.distributions import Normal
 import setstream as ss
 from setstream.data.images import celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError, DataError
-from setstream.tasks.completion import MODELS, Completion, Decoder, Field, as_pixels, places
+from setstream.tasks.completion import MODELS, AttentiveDecoder, Completion, Decoder, Field, as_pixels, places
 from setstream.tasks.completion.pretrained import SHELF
 from setstream.training import TrainConfig, Trainer
 
-CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer")
+CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer", "ours")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def task(folder, **options):
 
 def model(name):
     torch.manual_seed(0)
-    options = {"num_slots": 4} if "umbc" in name or "sse" in name else {}
+    options = {"num_slots": 4} if name in CONSISTENT and name != "deepsets" else {}
     return MODELS[name](width=16, **options).eval()
 
 
@@ -70,10 +70,23 @@ def test_the_decoder_is_the_plain_one_without_the_repeated_work(waves):
     torch.testing.assert_close(found[1], 0.1 + 0.9 * torch.nn.functional.softplus(raw))
 
 
-def test_the_loss_is_the_likelihood_and_streams():
+def test_places_ask_the_rows_one_by_one_and_in_no_order_of_rows():
     torch.manual_seed(0)
-    decoder = Decoder(6, 3, 0.1).double()
-    read, targets = torch.randn(2, 6).double().requires_grad_(), torch.rand(2, 50, 5).double()
+    decoder = AttentiveDecoder(8, 2, 3, 0.1, waves=3).double()
+    rows, where = torch.randn(2, 5, 8).double(), torch.rand(2, 9, 2).double()
+    together = torch.cat(decoder(rows, where), -1)
+    alone = torch.cat([torch.cat(decoder(rows, place), -1) for place in where.split(1, dim=1)], 1)
+    torch.testing.assert_close(alone, together)
+    torch.testing.assert_close(torch.cat(decoder(rows.flip(1), where), -1), together)
+    assert not torch.allclose(torch.cat(decoder(rows.roll(1, 0), where), -1), together)
+
+
+@pytest.mark.parametrize("attentive", [False, True])
+def test_the_loss_is_the_likelihood_and_streams(attentive):
+    torch.manual_seed(0)
+    decoder = (AttentiveDecoder(6, 2, 3, 0.1) if attentive else Decoder(6, 3, 0.1)).double()
+    read = torch.randn((2, 4, 6) if attentive else (2, 6)).double().requires_grad_()
+    targets = torch.rand(2, 50, 5).double()
     field = Field(read, decoder)
     mean, scale = decoder(read, targets[..., :2])
     expected = -Normal(mean, scale).log_prob(targets[..., 2:]).sum(-1).mean(1)

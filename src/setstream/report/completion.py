@@ -13,7 +13,7 @@ from setstream.model import SetModel
 from setstream.report.animation import animate
 from setstream.report.costs import kept_bytes
 from setstream.report.page import Page
-from setstream.report.plotting import LINES, pyplot
+from setstream.report.plotting import LINES, log_scale, pyplot
 from setstream.report.runs import FinishedRun, by_label, mean_and_spread
 from setstream.tasks.completion.task import Completion, places
 from setstream.training.config import TrainConfig
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 UMBC = "umbc+set-transformer"
 GALLERY = (50, 100, 200, 500, 1000)  # pixels of a small image
 LARGE = 4096  # from here on, the same shares of all pixels
+LARGEST_SHOWN = 0.3  # deviation: that of colours between 0 and 1 that are equally likely
 
 
 def as_the_paper_trains(run: FinishedRun) -> bool:
@@ -133,7 +134,7 @@ def contexts_figure(tested: dict[str, Tested]) -> Figure:
         form = LINES[own.config.gradient] + "o"
         axis.errorbar(own.task.test_contexts, *own.means(), fmt=form, markersize=3, capsize=2, label=label)
     axis.set(xlabel="pixels in the context", ylabel="NLL, nats a pixel")
-    axis.legend(fontsize=7)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
     return figure
 
 
@@ -157,21 +158,32 @@ def memory_figure(tested: dict[str, Tested]) -> Figure:
         line = growth.plot(sizes, memory, form, markersize=4, label=label)[0]
         price.plot(memory, own.means()[0], form[1], color=line.get_color(), linewidth=0.8)
         price.scatter(memory, own.means()[0], [size / 4 for size in sizes], color=line.get_color(), marker=form[0], alpha=0.7)
-    growth.set(yscale="log", xlabel="pixels in the context", ylabel="kB kept by the encoder for one image in training")
-    price.set(xscale="log", xlabel="kB kept by the encoder for one image in training", ylabel="NLL, nats a pixel")
-    growth.legend(fontsize=7)
+    growth.set(xlabel="pixels in the context", ylabel="kB kept by the encoder for one image in training")
+    price.set(xlabel="kB kept by the encoder for one image in training", ylabel="NLL, nats a pixel")
+    log_scale(growth.yaxis)
+    log_scale(price.xaxis)
+    figure.legend(*growth.get_legend_handles_labels(), fontsize=7, loc="outside lower center", ncols=3)
     return figure
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def show(axis: Any, picture: Tensor, title: str = "") -> None:
+def show(axis: Any, picture: Tensor, title: str = "", label: str = "") -> None:
     """An image (C, H, W) in [0, 1]."""
     axis.clear()
     axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.set(xticks=[], yticks=[])
     axis.set_title(title, fontsize=7)
+    axis.set_ylabel(label, fontsize=7)
+
+
+def show_deviation(axis: Any, deviation: Tensor, label: str = "") -> None:
+    """The standard deviation (C, H, W) of the colours, from 0 (dark) to LARGEST_SHOWN."""
+    axis.clear()
+    axis.imshow(deviation.mean(0).numpy(), cmap="magma", vmin=0, vmax=LARGEST_SHOWN, interpolation="nearest")
+    axis.set(xticks=[], yticks=[])
+    axis.set_ylabel(label, fontsize=7)
 
 
 def revealed(pixels: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
@@ -207,16 +219,17 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure
     shape = tuple(task.images["test"].pixels.shape[1:])
     images, sizes = min(images, task.tests()), context_sizes(shape[1] * shape[2])
     figure, axes = plt.subplots(
-        3 * images, len(sizes) + 1, figsize=(1.25 * (len(sizes) + 1), 3.9 * images), constrained_layout=True, squeeze=False
+        3 * images, len(sizes) + 1, figsize=(1.25 * (len(sizes) + 1), 3.6 * images), constrained_layout=True, squeeze=False
     )
     pixels = task.test_pixels(0, images)
     for number in range(images):
         rows = axes[3 * number : 3 * number + 3]
         for column, size in enumerate(sizes):
             mean, deviation = completed(task, model, pixels[number, :size], shape)
-            show(rows[0][column], revealed(pixels[number], size, shape), f"{size} pixels")
-            show(rows[1][column], mean, "mean")
-            show(rows[2][column], deviation.mean(0, keepdim=True) * 3, "uncertainty")
+            labels = ("context", "mean", "uncertainty") if column == 0 else ("", "", "")
+            show(rows[0][column], revealed(pixels[number], size, shape), f"{size:,} pixels", labels[0])
+            show(rows[1][column], mean, label=labels[1])
+            show_deviation(rows[2][column], deviation, labels[2])
         show(rows[0][-1], task.images["test"].pixels[number] / 255, "truth")
         for row in rows[1:]:
             row[-1].axis("off")
@@ -230,7 +243,7 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
     images = min(images, task.tests())
     pixels = task.test_pixels(0, images)
     figure, axes = plt.subplots(3, images, figsize=(1.6 * images, 4.9), squeeze=False)
-    figure.subplots_adjust(0.02, 0.02, 0.98, 0.94, 0.05, 0.18)
+    figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
     total = context_sizes(pixels.shape[1])[-1]
     ends = [0, *(max(1, round(total ** ((frame + 1) / frames))) for frame in range(frames))]
     streams = [model.stream() for _ in range(images)]
@@ -241,9 +254,10 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
             if ends[frame + 1] > ends[frame]:
                 stream.update(pixels[number : number + 1, ends[frame] : ends[frame + 1]])
             said = stream.predict().at(grid)
-            show(axes[0][number], revealed(pixels[number], ends[frame + 1], shape), f"{ends[frame + 1]} pixels")
-            show(axes[1][number], said.mean[0].T.unflatten(1, shape[1:]), "mean")
-            show(axes[2][number], said.stddev[0].mean(1, keepdim=True).T.unflatten(1, shape[1:]) * 3, "uncertainty")
+            labels = ("context", "mean", "uncertainty") if number == 0 else ("", "", "")
+            show(axes[0][number], revealed(pixels[number], ends[frame + 1], shape), f"{ends[frame + 1]:,} pixels", labels[0])
+            show(axes[1][number], said.mean[0].T.unflatten(1, shape[1:]), label=labels[1])
+            show_deviation(axes[2][number], said.stddev[0].T.unflatten(1, shape[1:]), labels[2])
 
     with torch.no_grad():
         found = animate(figure, draw, frames, colors=96)

@@ -1,6 +1,7 @@
 """What a completion model says of an image: a Gaussian for every place and channel.
 
     (μ, s) = decoder([r, p])           r (width,) what the encoder read, p in [0, 1]² a place
+    (μ, s) = decoder([a(p), p])        or, where r is rows (K, width): a(p) what the place finds in them by attention
     y_p ~ N(μ, σ²),  σ = σ₀ + (1 - σ₀) softplus(s)
 
 Places may be any: those of the image, of a finer grid, or a few of them.
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from setstream.nn.attention import Attention
 from setstream.nn.mlp import mlp
 from setstream.streamed_loss import streamed_loss
 
@@ -52,7 +54,8 @@ class Decoder(nn.Module):
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
 
     def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and scales (B, T, channels) for r (B, width) at places (B, T, 2)."""
+        """Means and scales (B, T, channels) for r (B, width), or (B, 1, width), at places (B, T, 2)."""
+        read = read.flatten(1)
         of_read, of_place = self.first.weight.split([read.shape[-1], 2 + 4 * self.waves.count], dim=1)
         # The share of r in the first layer is the same for all places: once an image, and not once a place.
         shared = F.linear(read, of_read, self.first.bias)  # (B, width)
@@ -60,10 +63,30 @@ class Decoder(nn.Module):
         return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
 
 
+class AttentiveDecoder(nn.Module):
+    """Rows and a place to mean and scale of each channel: the place asks the rows, then four layers.
+
+    One vector for an image holds no more detail whatever its size; rows that places choose among hold as much as there are.
+    """
+
+    def __init__(self, width: int, heads: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
+        super().__init__()
+        self.channels, self.smallest_scale = channels, smallest_scale
+        self.place = nn.Sequential(Waves(waves), mlp([2 + 4 * waves, width, width]))
+        self.attention = Attention(width, heads)
+        self.rest = nn.Sequential(nn.LayerNorm(width), mlp([width] * 4), nn.Linear(width, 2 * channels))
+
+    def forward(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and scales (B, T, channels) for rows (B, K, width) at places (B, T, 2)."""
+        asked = self.place(places)
+        mean, raw = self.rest(asked + self.attention(asked, rows)).chunk(2, dim=-1)
+        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
+
+
 class PixelLoss(nn.Module):
     """The negative log-likelihood of each pixel, summed over its channels: rows of (place, values)."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder | AttentiveDecoder) -> None:
         super().__init__()
         self.decoder = decoder
 
@@ -77,7 +100,7 @@ class PixelLoss(nn.Module):
 class Field:
     """The image as the model sees it: `at(places)` is a distribution, `nll(targets)` its mean loss over them."""
 
-    def __init__(self, read: Tensor, decoder: Decoder) -> None:
+    def __init__(self, read: Tensor, decoder: Decoder | AttentiveDecoder) -> None:
         self.read, self.decoder = read, decoder
 
     def at(self, places: Tensor) -> Normal:
@@ -94,12 +117,12 @@ class Field:
 
 
 class FieldHead(nn.Module):
-    """A body that reads the pool's output (B, ...) down to r (B, width), and the decoder."""
+    """A body that makes of the pool's output (B, ...) what the decoder reads, and the decoder."""
 
-    def __init__(self, body: nn.Module, decoder: Decoder) -> None:
+    def __init__(self, body: nn.Module, decoder: Decoder | AttentiveDecoder) -> None:
         super().__init__()
         self.body, self.decoder = body, decoder
 
     def forward(self, z: Tensor) -> Field:
         """One field a set."""
-        return Field(torch.flatten(self.body(z), 1), self.decoder)
+        return Field(self.body(z), self.decoder)

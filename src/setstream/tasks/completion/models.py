@@ -20,11 +20,11 @@ from torch import nn
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.nn import DiffEM, FSPool, SetTransformer
+from setstream.nn import SAB, DiffEM, FSPool, SetTransformer
 from setstream.nn.mlp import mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
-from setstream.tasks.completion.field import Decoder, FieldHead, Waves
+from setstream.tasks.completion.field import AttentiveDecoder, Decoder, FieldHead, Waves
 
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
 #: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
@@ -44,8 +44,11 @@ def initialise(module: nn.Module, init: str) -> None:
             nn.init.zeros_(layer.bias)
 
 
-def completion_model(parts: Parts) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its body only; it has the docstring of `parts`."""
+def completion_model(parts: Parts, attentive: bool = False) -> Callable[..., SetModel]:
+    """A builder of models that differ in their pool and its body only; it has the docstring of `parts`.
+
+    attentive: the body gives rows, and the decoder lets each place ask them.
+    """
 
     def build(
         channels: int = 3,
@@ -57,7 +60,11 @@ def completion_model(parts: Parts) -> Callable[..., SetModel]:
     ) -> SetModel:
         pool, body = parts(width, **options)
         layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
-        decoder = Decoder(width, channels, smallest_scale, waves)
+        decoder: Decoder | AttentiveDecoder
+        if attentive:
+            decoder = AttentiveDecoder(width, HEADS, channels, smallest_scale, waves)
+        else:
+            decoder = Decoder(width, channels, smallest_scale, waves)
         for module in (layers, decoder):
             initialise(module, init)
         encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
@@ -104,6 +111,13 @@ def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> 
     return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), SetTransformer(width, HEADS)
 
 
+def umbc_rows(width: int, num_slots: int = SLOTS, **options: Any) -> tuple[Pool, nn.Module]:
+    """Ours: UMBC with learned slots, two SABs on them, no pooling: every place of the image asks the slots by attention."""
+    defaults: dict[str, Any] = {"slots": "learned", "norm_after": True}
+    body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
+    return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), body
+
+
 MODELS: dict[str, Callable[..., SetModel]] = {
     "deepsets": completion_model(deepsets),
     "sse": completion_model(sse),
@@ -112,4 +126,5 @@ MODELS: dict[str, Callable[..., SetModel]] = {
     "diff-em": completion_model(diff_em),
     "set-transformer": completion_model(set_transformer),
     "umbc+set-transformer": completion_model(umbc_set_transformer),
+    "ours": completion_model(umbc_rows, attentive=True),
 }
