@@ -337,12 +337,16 @@ def test_another_kind_of_model_may_stand_where_bert_stands(bert, task, tmp_path)
 def test_only_multiset_models_do_not_care_how_a_document_is_cut(task, name):
     own = model(task, name)
     assert own.encoder.pool.consistent == (name in CONSISTENT)
-    encoder, document, codes = own.encoder.double().eval(), task.tokens.document(0)[None], []
-    for size in (1, 7, document.shape[1]):
+    encoder = own.encoder.double().eval()
+
+    def streamed(document, size):
         state = None
-        for chunk in document.split(size, dim=1):
+        for chunk in document[None].split(size, dim=1):
             state = encoder.update(state, chunk)
-        codes.append(encoder.finalize(state).detach())
+        return encoder.finalize(state).detach()
+
+    documents = [task.tokens.document(number) for number in (0, 1, 2)]
+    codes = [torch.cat([streamed(document, size) for document in documents]) for size in (1, 7, 100)]
     apart = max(float((code - codes[0]).abs().max()) for code in codes) / float(codes[0].abs().max())
     assert (apart < 1e-12) == (name in CONSISTENT), apart
 
