@@ -9,11 +9,12 @@ from torch.distributions import Normal
 import setstream as ss
 from setstream.data.images import celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError, DataError
-from setstream.tasks.completion import MODELS, AttentiveDecoder, Completion, Decoder, Field, as_pixels, places
+from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Decoder, Field, as_pixels, places
+from setstream.tasks.completion.anchored import spread, umbc_anchors
 from setstream.tasks.completion.pretrained import SHELF
 from setstream.training import TrainConfig, Trainer
 
-CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer", "ours")
+CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer", "umbc+anchors")
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +33,14 @@ def task(folder, **options):
     return Completion("folder", str(folder), **(small | options))
 
 
+def small_options(name):
+    slots = {"num_slots": 4} if name in CONSISTENT and name != "deepsets" else {}
+    return slots | ({"waves": 1} if name == "umbc+anchors" else {})
+
+
 def model(name):
     torch.manual_seed(0)
-    options = {"num_slots": 4} if name in CONSISTENT and name != "deepsets" else {}
-    return MODELS[name](width=16, **options).eval()
+    return MODELS[name](width=16, **small_options(name)).eval()
 
 
 def test_waves_change_nothing_in_the_laws():
@@ -70,22 +75,58 @@ def test_the_decoder_is_the_plain_one_without_the_repeated_work(waves):
     torch.testing.assert_close(found[1], 0.1 + 0.9 * torch.nn.functional.softplus(raw))
 
 
-def test_places_ask_the_rows_one_by_one_and_in_no_order_of_rows():
+def test_anchors_lie_evenly_over_the_image():
+    for count in (16, 128, 256):
+        anchors = spread(count)
+        cells = (anchors * 4).long() @ torch.tensor([1, 4])
+        per_cell = cells.bincount(minlength=16)
+        assert (per_cell - count // 16).abs().max() <= 2, per_cell
+        nearest = torch.cdist(anchors, anchors).fill_diagonal_(9).amin(1)
+        assert nearest.min() > 0.5 / count**0.5  # at random, the closest two would lie much closer
+
+
+def test_anchors_begin_by_reading_what_lies_around_them():
+    own = umbc_anchors(num_slots=64).double().eval()
+    anchors, pixels = spread(64).double(), torch.rand(1, 5000, 5, generator=torch.Generator().manual_seed(0)).double()
+    weights = own.encoder.attention(pixels, own.encoder.update(None, pixels))[0]  # (H, K, N)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    distances = torch.cdist(anchors, pixels[0, :, :2])
+    reach = (weights * distances).sum(-1).mean(-1)  # of each head, over its anchors
+    assert (reach.diff() < 0).all(), "wide in the first head, narrow in the last"
+    assert reach[-1] < 0.1 < 0.45 < distances.mean()
+    # The same by the formula, in full.
+    waves = own.encoder.phi.waves(anchors)[:, :16], own.encoder.phi.waves(pixels[0])[:, :16]
+    logits = torch.tensor([0.25, 0.5, 1, 2]).double().view(-1, 1, 1) * (waves[0] @ waves[1].T)
+    torch.testing.assert_close(weights, logits.softmax(-1), rtol=1e-5, atol=1e-9)
+
+
+def test_a_place_finds_the_rows_of_the_anchors_near_it():
     torch.manual_seed(0)
-    decoder = AttentiveDecoder(8, 2, 3, 0.1, waves=3).double()
-    rows, where = torch.randn(2, 5, 8).double(), torch.rand(2, 9, 2).double()
+    decoder = AnchoredDecoder(spread(16), 3, 32, 2, 3, 0.1).double()
+    rows, where = torch.randn(2, 16, 32).double(), torch.rand(2, 9, 2).double()
     together = torch.cat(decoder(rows, where), -1)
     alone = torch.cat([torch.cat(decoder(rows, place), -1) for place in where.split(1, dim=1)], 1)
     torch.testing.assert_close(alone, together)
-    torch.testing.assert_close(torch.cat(decoder(rows.flip(1), where), -1), together)
     assert not torch.allclose(torch.cat(decoder(rows.roll(1, 0), where), -1), together)
+    rows.requires_grad_()
+    for anchor in (0, 7, 15):
+        answer = decoder.raw(rows, spread(16)[None, anchor : anchor + 1].double().expand(2, -1, -1))
+        (gradient,) = torch.autograd.grad(answer.abs().sum(), rows)
+        assert (gradient.norm(dim=-1).argmax(1) == anchor).all()
 
 
-@pytest.mark.parametrize("attentive", [False, True])
-def test_the_loss_is_the_likelihood_and_streams(attentive):
+def test_anchors_want_waves_that_their_heads_can_hold():
+    with pytest.raises(ConfigurationError, match=r"at least one; got 0"):
+        umbc_anchors(waves=0)
+    with pytest.raises(ConfigurationError, match=r"at most 8 waves; got 9"):
+        umbc_anchors(waves=9)
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_the_loss_is_the_likelihood_and_streams(anchored):
     torch.manual_seed(0)
-    decoder = (AttentiveDecoder(6, 2, 3, 0.1) if attentive else Decoder(6, 3, 0.1)).double()
-    read = torch.randn((2, 4, 6) if attentive else (2, 6)).double().requires_grad_()
+    decoder = (AnchoredDecoder(spread(4), 1, 8, 2, 3, 0.1) if anchored else Decoder(8, 3, 0.1)).double()
+    read = torch.randn((2, 4, 8) if anchored else (2, 8)).double().requires_grad_()
     targets = torch.rand(2, 50, 5).double()
     field = Field(read, decoder)
     mean, scale = decoder(read, targets[..., :2])
@@ -121,8 +162,7 @@ def test_only_consistent_models_do_not_care_how_the_context_is_cut(folder, name)
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_learns_through_the_trainer(folder, tmp_path, name):
-    gradient = "unbiased" if name in CONSISTENT else "subset"
-    options = {"num_slots": 4} if name in CONSISTENT and name != "deepsets" else {}
+    gradient, options = "unbiased" if name in CONSISTENT else "subset", small_options(name)
     config = TrainConfig(
         "completion",
         name,

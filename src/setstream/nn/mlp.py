@@ -6,6 +6,10 @@ from itertools import pairwise
 
 from torch import nn
 
+from setstream.errors import ConfigurationError
+
+INITS = ("torch", "he")
+
 
 def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
     """Linear layers from width to width with a ReLU after each (and a dropout); a single width is the identity."""
@@ -15,3 +19,13 @@ def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
         if dropout:
             layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers)
+
+
+def initialise(module: nn.Module, init: str) -> None:
+    """Begin the linear layers of a module as `init` says: std √(2 / inputs) and no bias for "he"."""
+    if init not in INITS:
+        raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")
+    for layer in module.modules():
+        if init == "he" and isinstance(layer, nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)

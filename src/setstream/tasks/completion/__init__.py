@@ -1,8 +1,9 @@
 """Image completion: neural processes whose encoder reads pixels in any chunks."""
 
-from setstream.tasks.completion.field import AttentiveDecoder, Decoder, Field, FieldHead
+from setstream.tasks.completion.anchored import AnchoredDecoder
+from setstream.tasks.completion.field import Decoder, Field, FieldHead
 from setstream.tasks.completion.models import MODELS
 from setstream.tasks.completion.pretrained import pretrained
 from setstream.tasks.completion.task import Completion, as_pixels, places
 
-__all__ = ["MODELS", "AttentiveDecoder", "Completion", "Decoder", "Field", "FieldHead", "as_pixels", "places", "pretrained"]
+__all__ = ["MODELS", "AnchoredDecoder", "Completion", "Decoder", "Field", "FieldHead", "as_pixels", "places", "pretrained"]

@@ -1,7 +1,6 @@
 """What a completion model says of an image: a Gaussian for every place and channel.
 
     (μ, s) = decoder([r, p])           r (width,) what the encoder read, p in [0, 1]² a place
-    (μ, s) = decoder([a(p), p])        or, where r is rows (K, width): a(p) what the place finds in them by attention
     y_p ~ N(μ, σ²),  σ = σ₀ + (1 - σ₀) softplus(s)
 
 Places may be any: those of the image, of a finer grid, or a few of them.
@@ -9,14 +8,20 @@ Places may be any: those of the image, of a finer grid, or a few of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from setstream.nn.attention import Attention
 from setstream.nn.mlp import mlp
 from setstream.streamed_loss import streamed_loss
+
+# As the paper's appendix has them.
+WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
+#: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
+SMALLEST_SCALE = 0.1
 
 # Places evaluated with a graph at a time: more are streamed.
 STREAMED_FROM = 16_384
@@ -43,50 +48,46 @@ class Waves(nn.Module):
         return torch.cat([angles.sin().flatten(-2), angles.cos().flatten(-2), rows], -1)
 
 
-class Decoder(nn.Module):
+class GaussianDecoder(nn.Module, ABC):
+    """What was read of sets (B, ...), and places (B, T, 2), to means and scales (B, T, channels)."""
+
+    def __init__(self, channels: int, smallest_scale: float) -> None:
+        super().__init__()
+        self.channels, self.smallest_scale = channels, smallest_scale
+
+    @abstractmethod
+    def raw(self, read: Tensor, places: Tensor) -> Tensor:
+        """μ and s beside each other, (B, T, 2 channels)."""
+
+    def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and scales."""
+        mean, raw = self.raw(read, places).chunk(2, dim=-1)
+        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
+
+
+class Decoder(GaussianDecoder):
     """r and a place to mean and scale of each channel: five layers, as in the paper's appendix."""
 
     def __init__(self, width: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
-        super().__init__()
-        self.channels, self.smallest_scale = channels, smallest_scale
+        super().__init__(channels, smallest_scale)
         self.waves = Waves(waves)
         self.first = nn.Linear(width + 2 + 4 * waves, width)
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
 
-    def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and scales (B, T, channels) for r (B, width), or (B, 1, width), at places (B, T, 2)."""
+    def raw(self, read: Tensor, places: Tensor) -> Tensor:
+        """For r (B, width), or (B, 1, width), at places (B, T, 2)."""
         read = read.flatten(1)
         of_read, of_place = self.first.weight.split([read.shape[-1], 2 + 4 * self.waves.count], dim=1)
         # The share of r in the first layer is the same for all places: once an image, and not once a place.
         shared = F.linear(read, of_read, self.first.bias)  # (B, width)
-        mean, raw = self.rest(F.linear(self.waves(places), of_place) + shared.unsqueeze(1)).chunk(2, dim=-1)
-        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
-
-
-class AttentiveDecoder(nn.Module):
-    """Rows and a place to mean and scale of each channel: the place asks the rows, then four layers.
-
-    One vector for an image holds no more detail whatever its size; rows that places choose among hold as much as there are.
-    """
-
-    def __init__(self, width: int, heads: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
-        super().__init__()
-        self.channels, self.smallest_scale = channels, smallest_scale
-        self.place = nn.Sequential(Waves(waves), mlp([2 + 4 * waves, width, width]))
-        self.attention = Attention(width, heads)
-        self.rest = nn.Sequential(nn.LayerNorm(width), mlp([width] * 4), nn.Linear(width, 2 * channels))
-
-    def forward(self, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and scales (B, T, channels) for rows (B, K, width) at places (B, T, 2)."""
-        asked = self.place(places)
-        mean, raw = self.rest(asked + self.attention(asked, rows)).chunk(2, dim=-1)
-        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
+        answer: Tensor = self.rest(F.linear(self.waves(places), of_place) + shared.unsqueeze(1))
+        return answer
 
 
 class PixelLoss(nn.Module):
     """The negative log-likelihood of each pixel, summed over its channels: rows of (place, values)."""
 
-    def __init__(self, decoder: Decoder | AttentiveDecoder) -> None:
+    def __init__(self, decoder: GaussianDecoder) -> None:
         super().__init__()
         self.decoder = decoder
 
@@ -100,7 +101,7 @@ class PixelLoss(nn.Module):
 class Field:
     """The image as the model sees it: `at(places)` is a distribution, `nll(targets)` its mean loss over them."""
 
-    def __init__(self, read: Tensor, decoder: Decoder | AttentiveDecoder) -> None:
+    def __init__(self, read: Tensor, decoder: GaussianDecoder) -> None:
         self.read, self.decoder = read, decoder
 
     def at(self, places: Tensor) -> Normal:
@@ -119,7 +120,7 @@ class Field:
 class FieldHead(nn.Module):
     """A body that makes of the pool's output (B, ...) what the decoder reads, and the decoder."""
 
-    def __init__(self, body: nn.Module, decoder: Decoder | AttentiveDecoder) -> None:
+    def __init__(self, body: nn.Module, decoder: GaussianDecoder) -> None:
         super().__init__()
         self.body, self.decoder = body, decoder
 

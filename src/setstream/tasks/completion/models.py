@@ -2,8 +2,9 @@
 
     (place, colour) --four layers of 128--> features --pool--> z --body--> r (128,) --decoder at p--> mean and scale of a colour
 
-All share phi and the decoder; they differ in what lies between. Set functions that need their whole input stand in `ChunkMean`:
-given chunks, they are averaged, which is how the paper tests them. `waves` is ours, for large images: see field.Waves.
+The paper's share phi and the decoder, and differ in what lies between; ours is in anchored.py. Set functions that need their
+whole input stand in `ChunkMean`: given chunks, they are averaged, which is how the paper tests them. `waves` is for large
+images: see field.Waves.
 
 The paper does not say how weights begin. `init` is the one of torch ("torch"), which lets features shrink from layer to layer,
 or the one of He ("he"), which keeps their size, in phi and the decoder: nearly equal features are attended to nearly equally,
@@ -18,37 +19,19 @@ from typing import Any
 from torch import nn
 
 from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.nn import SAB, DiffEM, FSPool, SetTransformer
-from setstream.nn.mlp import mlp
+from setstream.nn import DiffEM, FSPool, SetTransformer
+from setstream.nn.mlp import initialise, mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
-from setstream.tasks.completion.field import AttentiveDecoder, Decoder, FieldHead, Waves
-
-WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-#: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
-SMALLEST_SCALE = 0.1
-INITS = ("torch", "he")
+from setstream.tasks.completion.anchored import umbc_anchors
+from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, Decoder, FieldHead, Waves
 
 Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body behind it
 
 
-def initialise(module: nn.Module, init: str) -> None:
-    """Begin the linear layers of a module as `init` says: std √(2 / inputs) and no bias for "he"."""
-    if init not in INITS:
-        raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")
-    for layer in module.modules():
-        if init == "he" and isinstance(layer, nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
-
-
-def completion_model(parts: Parts, attentive: bool = False) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its body only; it has the docstring of `parts`.
-
-    attentive: the body gives rows, and the decoder lets each place ask them.
-    """
+def completion_model(parts: Parts) -> Callable[..., SetModel]:
+    """A builder of models that differ in their pool and its body only; it has the docstring of `parts`."""
 
     def build(
         channels: int = 3,
@@ -60,11 +43,7 @@ def completion_model(parts: Parts, attentive: bool = False) -> Callable[..., Set
     ) -> SetModel:
         pool, body = parts(width, **options)
         layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
-        decoder: Decoder | AttentiveDecoder
-        if attentive:
-            decoder = AttentiveDecoder(width, HEADS, channels, smallest_scale, waves)
-        else:
-            decoder = Decoder(width, channels, smallest_scale, waves)
+        decoder = Decoder(width, channels, smallest_scale, waves)
         for module in (layers, decoder):
             initialise(module, init)
         encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
@@ -111,13 +90,6 @@ def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> 
     return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), SetTransformer(width, HEADS)
 
 
-def umbc_rows(width: int, num_slots: int = SLOTS, **options: Any) -> tuple[Pool, nn.Module]:
-    """Ours: UMBC with learned slots, two SABs on them, no pooling: every place of the image asks the slots by attention."""
-    defaults: dict[str, Any] = {"slots": "learned", "norm_after": True}
-    body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
-    return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), body
-
-
 MODELS: dict[str, Callable[..., SetModel]] = {
     "deepsets": completion_model(deepsets),
     "sse": completion_model(sse),
@@ -126,5 +98,5 @@ MODELS: dict[str, Callable[..., SetModel]] = {
     "diff-em": completion_model(diff_em),
     "set-transformer": completion_model(set_transformer),
     "umbc+set-transformer": completion_model(umbc_set_transformer),
-    "ours": completion_model(umbc_rows, attentive=True),
+    "umbc+anchors": umbc_anchors,
 }

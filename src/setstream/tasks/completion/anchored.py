@@ -1,0 +1,122 @@
+"""Ours: slots that begin as places of the image, so that each reads what lies around it, and each place asks the slots near it.
+
+    γ(p)  = (sin 2^i πp, cos 2^i πp)_{i < waves}                       waves of a place, 4 waves numbers
+    φ(x)  = [γ(p), layers(γ(p), x)]                                    x = (p, colour), a pixel
+    l_kn  = s_h ⟨γ(a_k), γ(p_n)⟩,   z_k = softmax_n(l_k) values        UMBC, head h: anchors a_k on the image are its slots
+    r     = SABs(z)                                                    (K, width): what was read, after slots have talked
+    a(p)  = softmax_k(s_h ⟨γ(a_k), γ(p)⟩) (r W)                        what a place finds
+    (μ, s) = layers(γ(p), a(p))
+
+⟨γ(a), γ(p)⟩ = Σ_i cos 2^i π(a - p), for x and for y, is largest where p is a; the exponential makes of that sum a product of
+bumps around the anchor, wide in the first head and narrow in the last. This is only where learning begins: anchors and
+projections, and with them the sizes s_h, are weights.
+
+One vector for an image, as in the paper, holds no more detail whatever its size; slots hold as much as there are of them. And
+it is UMBC all the same: pixels come in any chunks and may leave again.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
+from setstream.model import SetModel
+from setstream.nn import SAB
+from setstream.nn.mlp import initialise, mlp
+from setstream.pools import UMBC
+from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, FieldHead, GaussianDecoder, Waves
+
+# s_h of the first head and of the last; between them it grows by a constant factor.
+WIDEST, NARROWEST = 0.25, 2.0
+
+
+def spread(count: int) -> Tensor:
+    """Places (count, 2) evenly over [0, 1]², for any count: multiples of two numbers that fill the square, modulo one.
+
+    >>> spread(2)
+    tensor([[0.3774, 0.2849],
+            [0.1323, 0.8548]])
+    """
+    plastic = 1.324717957244746  # the root of x³ = x + 1: for two dimensions what the golden ratio is for one
+    multiples = torch.arange(count, dtype=torch.float64).unsqueeze(1) + 0.5
+    return (multiples * torch.tensor([plastic**-1, plastic**-2], dtype=torch.float64) % 1).float()
+
+
+@torch.no_grad()
+def begin_local(query: nn.Linear, key: nn.Linear, heads: int, waves: int) -> None:
+    """Let the logits of each head be s_h ⟨γ, γ'⟩ of the first 4 waves numbers of what is projected."""
+    width, used = query.out_features // heads, 4 * waves
+    if used > width:
+        raise ConfigurationError(f"a head of width {width} holds at most {width // 4} waves; got {waves}")
+    sizes = torch.logspace(0, 1, heads, base=NARROWEST / WIDEST) * WIDEST  # s_h
+    # The square root for each of the two; attention divides by the root of a head's width.
+    blocks = (sizes * width**0.5).sqrt().view(-1, 1, 1) * torch.eye(width, used)  # (H, width, used)
+    for linear in (query, key):
+        linear.weight.zero_()
+        linear.weight[:, :used] = blocks.flatten(0, 1)
+
+
+class AnchoredFeatures(nn.Module):
+    """Pixels (..., 2 + channels) to features (..., 4 waves + width): the waves of their places beside layers on all of it."""
+
+    def __init__(self, waves: int, width: int, channels: int) -> None:
+        super().__init__()
+        self.waves = Waves(waves)
+        self.layers = mlp([4 * waves + 2 + channels, *[width] * LAYERS])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[γ(p), layers(γ(p), x)]."""
+        rows = self.waves(pixels)
+        return torch.cat([rows[..., : 4 * self.waves.count], self.layers(rows)], -1)
+
+
+class AnchoredDecoder(GaussianDecoder):
+    """Rows (B, K, width), one for each anchor, and places (B, T, 2) to mean and scale of each channel."""
+
+    def __init__(self, anchors: Tensor, waves: int, width: int, heads: int, channels: int, smallest_scale: float) -> None:
+        super().__init__(channels, smallest_scale)
+        self.waves, self.heads = Waves(waves), heads
+        count = 4 * waves
+        self.anchors = nn.Parameter(self.waves(anchors)[:, :count].clone())
+        self.query, self.key = nn.Linear(count, width, bias=False), nn.Linear(count, width, bias=False)
+        begin_local(self.query, self.key, heads, waves)
+        self.value, self.place = nn.Linear(width, width), nn.Linear(count + 2, width)
+        self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
+
+    def raw(self, read: Tensor, places: Tensor) -> Tensor:
+        """What becomes means and scales, (B, T, 2 channels)."""
+        of_place = self.waves(places)
+        queries = self._by_head(self.query(of_place[..., : self.anchors.shape[1]]))
+        keys = self._by_head(self.key(self.anchors).expand(len(read), -1, -1))
+        found = F.scaled_dot_product_attention(queries, keys, self._by_head(self.value(read)))  # (B, H, T, width / H)
+        answer: Tensor = self.rest(self.place(of_place) + found.transpose(1, 2).flatten(2))
+        return answer
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def umbc_anchors(
+    channels: int = 3,
+    width: int = WIDTH,
+    smallest_scale: float = SMALLEST_SCALE,
+    waves: int = 4,
+    init: str = "he",
+    num_slots: int = SLOTS,
+) -> SetModel:
+    """Ours: slots that begin as places of the image, two SABs on them; every place of the image asks the slots near it."""
+    if waves < 1:
+        raise ConfigurationError(f"anchors are told apart by waves of their places: at least one; got {waves}")
+    features, anchors = AnchoredFeatures(waves, width, channels), spread(num_slots)
+    pool = UMBC(4 * waves + width, num_slots, slot_dim=4 * waves, out_dim=width, heads=HEADS, slot_norm=False, norm_after=True)
+    with torch.no_grad():
+        pool.slots.mean.copy_(features.waves(anchors)[:, : 4 * waves])
+    begin_local(pool.query, pool.key, HEADS, waves)
+    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
+    for module in (features, decoder.rest):
+        initialise(module, init)
+    body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
+    return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
