@@ -11,6 +11,7 @@ from sklearn.metrics import f1_score
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.documents import MODELS, Documents
+from setstream.tasks.documents.anchored import kinds_of_words
 from setstream.tasks.documents.corpus import by_order
 from setstream.tasks.documents.eurlex import eurlex
 from setstream.tasks.documents.language import Language, framed, read_pretrained
@@ -24,11 +25,11 @@ from setstream.tasks.loading import trained_model
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.stages import freeze, train_mode
 
-CONSISTENT = ("deepsets", "sse", "umbc+bert")
+CONSISTENT = ("deepsets", "sse", "umbc+bert", "umbc+anchors+bert")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"word{number}" for number in range(60)]
 SMALL = {"deepsets": {}, "sse": {"num_slots": 5}, "umbc+bert": {"num_slots": 5}, "tobert": {"segment": 12, "heads": 2}}
-SMALL["longformer"] = {"window": 8}
+SMALL |= {"longformer": {"window": 8}, "umbc+anchors+bert": {"num_slots": 5}}
 
 
 @pytest.fixture(scope="module")
@@ -384,6 +385,49 @@ def test_cls_stands_before_the_slots_and_slots_have_no_order(task, bert):
         mean = model(task, "umbc+bert", pooled="mean").head.bert
         torch.testing.assert_close(mean(z), other(inputs_embeds=rows).last_hidden_state[:, 1:].mean(1))
     assert not any("position" in name for name, _ in own.named_parameters())
+
+
+def test_kinds_of_words_are_groups_of_like_words():
+    generator = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(4, 32, generator=generator)
+    words = centres.repeat_interleave(50, 0) + 0.5 * torch.randn(200, 32, generator=generator)
+    kinds = kinds_of_words(words, 12)
+    torch.testing.assert_close(kinds.norm(dim=1), torch.ones(12))
+    assert torch.equal(kinds, kinds_of_words(words, 12))
+    normed = torch.nn.functional.layer_norm(words, (32,))
+    nearest = ((normed - normed.mean(0)) @ kinds.T).argmax(1).view(4, 50)
+    groups = [set(own.tolist()) for own in nearest]
+    assert len(set.union(*groups)) == sum(len(own) for own in groups), "no kind has words of two groups"
+    assert kinds_of_words(words[:3], 8).shape == (8, 32)  # more slots than words
+
+
+def test_anchored_slots_begin_as_means_of_like_words(task, bert):
+    """The formula of anchored.py, in full."""
+    own = model(task, "umbc+anchors+bert").double()
+    document = task.tokens.document(0)
+    words = torch.nn.functional.layer_norm(read_pretrained(bert).words.double(), (16,))[document]
+    logits = 10 * kinds_of_words(read_pretrained(bert).words, 5).double() @ words.T / 4
+    expected = torch.nn.functional.layer_norm(logits.softmax(-1) @ words, (16,))
+    torch.testing.assert_close(own.encoder([document])[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_begin_by_knowing_how_often_labels_come(task, name):
+    last = [layer for layer in model(task, name).head.modules() if isinstance(layer, torch.nn.Linear)][-1]
+    assert task.labels == ["c0", "c1", "c2", "c3", "common"]
+    rates = torch.tensor([15.5] * 4 + [60.5]) / 61  # half a document more has, and half a document more has not
+    torch.testing.assert_close(last.bias.sigmoid(), rates)
+
+
+def test_layers_begin_as_asked_for(task):
+    torch.manual_seed(0)
+    plain, wide = (task.build("deepsets", init=init) for init in ("torch", "he"))
+    for part in ("encoder.phi.layers.0", "head.0.0"):
+        assert float(wide.get_submodule(part).weight.detach().std()) == pytest.approx((2 / 16) ** 0.5, rel=0.2)
+        assert float(plain.get_submodule(part).weight.detach().std()) < 0.2
+    torch.manual_seed(0)
+    one, other = (model(task, "umbc+bert", init=init).head.state_dict() for init in ("torch", "he"))
+    assert all(torch.equal(one[name], other[name]) for name in one if name.startswith("bert")), "what is pretrained stays"
 
 
 def test_normalising_changes_nothing_behind_the_layer_norm(task):

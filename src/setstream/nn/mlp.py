@@ -22,7 +22,10 @@ def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
 
 
 def initialise(module: nn.Module, init: str) -> None:
-    """Begin the linear layers of a module as `init` says: std √(2 / inputs) and no bias for "he"."""
+    """Begin the linear layers of a module as `init` says: torch's way, or std √(2 / inputs) and no bias for "he".
+
+    Torch's lets features shrink from layer to layer: behind four of them they are nearly equal, and attended to alike.
+    """
     if init not in INITS:
         raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")
     for layer in module.modules():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 UMBC = "umbc+set-transformer"
+SHOWN = (UMBC, "umbc+anchors")  # whose completions are shown as pictures
 GALLERY = (50, 100, 200, 500, 1000)  # pixels of a small image
 LARGE = 4096  # from here on, the same shares of all pixels
 LARGEST_SHOWN = 0.3  # deviation: that of colours between 0 and 1 that are equally likely
@@ -298,9 +299,10 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
             page.figure(contexts_figure(own), f"full, unbiased and subset gradients of {one.config.model}")
             if full:
                 differences_table(page, own, full[0])
-    best = sorted((run for run in runs if run.config.model == UMBC), key=lambda run: run.metrics["nll"])
-    if best:
-        page.section("Completions")
-        task, model = best[0].task(Completion), best[0].model()
-        page.figure(gallery_figure(task, model), "context, mean, uncertainty and truth of test images")
-        page.picture(progress_gif(task, model), "gif", "pixels stream in")
+    for name in SHOWN:
+        best = min((run for run in runs if run.config.model == name), key=lambda run: run.metrics["nll"], default=None)
+        if best is not None:
+            page.section(f"Completions by {name}")
+            task, model = best.task(Completion), best.model()
+            page.figure(gallery_figure(task, model), f"context, mean, uncertainty and truth of test images, {name}")
+            page.picture(progress_gif(task, model), "gif", f"pixels stream in, {name}")

@@ -20,7 +20,7 @@ from setstream.training.task import Encode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UMBC = "umbc+bert"
+UMBC = ("umbc+bert", "umbc+anchors+bert")
 METRICS = ("micro_f1", "macro_f1", "micro_f1_tuned", "macro_f1_tuned")
 
 
@@ -31,10 +31,11 @@ def last_stages(runs: list[FinishedRun]) -> list[FinishedRun]:
 
 
 def same_schedule(runs: list[FinishedRun]) -> list[FinishedRun]:
-    """Of runs in different stages or of different lengths, those of the schedule with the most gradient sets."""
-    schedules: dict[tuple[int, bool, int], list[FinishedRun]] = {}
+    """Of runs of different models, stages or lengths, those of the model and schedule with the most gradient sets."""
+    schedules: dict[tuple[object, ...], list[FinishedRun]] = {}
     for run in runs:
-        schedules.setdefault((run.config.steps, run.config.init_from is None, len(run.config.freeze)), []).append(run)
+        own = run.config
+        schedules.setdefault((own.model, own.steps, own.init_from is None, len(own.freeze)), []).append(run)
     return max(schedules.values(), key=lambda own: len(gradient_sets(own)), default=[])
 
 
@@ -155,10 +156,11 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
         numbers = task.statistics().items()
         page.table([name for name, _ in numbers], [[f"{number:,.1f}".removesuffix(".0") for _, number in numbers]])
         results_table(page, own)
-        alike = same_schedule([run for run in every if run.config.model == UMBC])
+        alike = same_schedule([run for run in every if run.config.model in UMBC])
         if len(gradient_sets(alike)) > 2:
-            page.figure(sizes_figure(alike), f"{UMBC}: micro F1 against the size of the gradient set; bars from worst to best")
-        umbc = [run for run in own if run.config.model == UMBC]
+            name = alike[0].config.model
+            page.figure(sizes_figure(alike), f"{name}: micro F1 against the size of the gradient set; bars from worst to best")
+        umbc = [run for run in own if run.config.model in UMBC]
         page.figure(lengths_figure(own), "Micro F1 against the length of the document")
         if umbc:
             best = max(umbc, key=lambda run: run.metrics["micro_f1"])

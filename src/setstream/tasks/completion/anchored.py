@@ -25,6 +25,7 @@ from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.nn import SAB
+from setstream.nn.anchors import begin_near
 from setstream.nn.mlp import initialise, mlp
 from setstream.pools import UMBC
 from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, FieldHead, GaussianDecoder, Waves
@@ -45,18 +46,9 @@ def spread(count: int) -> Tensor:
     return (multiples * torch.tensor([plastic**-1, plastic**-2], dtype=torch.float64) % 1).float()
 
 
-@torch.no_grad()
-def begin_local(query: nn.Linear, key: nn.Linear, heads: int, waves: int) -> None:
-    """Let the logits of each head be s_h ⟨γ, γ'⟩ of the first 4 waves numbers of what is projected."""
-    width, used = query.out_features // heads, 4 * waves
-    if used > width:
-        raise ConfigurationError(f"a head of width {width} holds at most {width // 4} waves; got {waves}")
-    sizes = torch.logspace(0, 1, heads, base=NARROWEST / WIDEST) * WIDEST  # s_h
-    # The square root for each of the two; attention divides by the root of a head's width.
-    blocks = (sizes * width**0.5).sqrt().view(-1, 1, 1) * torch.eye(width, used)  # (H, width, used)
-    for linear in (query, key):
-        linear.weight.zero_()
-        linear.weight[:, :used] = blocks.flatten(0, 1)
+def head_sizes(heads: int) -> Tensor:
+    """s_h (H,)."""
+    return torch.logspace(0, 1, heads, base=NARROWEST / WIDEST) * WIDEST
 
 
 class AnchoredFeatures(nn.Module):
@@ -82,7 +74,7 @@ class AnchoredDecoder(GaussianDecoder):
         count = 4 * waves
         self.anchors = nn.Parameter(self.waves(anchors)[:, :count].clone())
         self.query, self.key = nn.Linear(count, width, bias=False), nn.Linear(count, width, bias=False)
-        begin_local(self.query, self.key, heads, waves)
+        begin_near(self.query, self.key, head_sizes(heads), count)
         self.value, self.place = nn.Linear(width, width), nn.Linear(count + 2, width)
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
 
@@ -108,13 +100,15 @@ def umbc_anchors(
     num_slots: int = SLOTS,
 ) -> SetModel:
     """Ours: slots that begin as places of the image, two SABs on them; every place of the image asks the slots near it."""
-    if waves < 1:
-        raise ConfigurationError(f"anchors are told apart by waves of their places: at least one; got {waves}")
+    if not 1 <= waves <= width // HEADS // 4:
+        raise ConfigurationError(
+            f"anchors are told apart by waves of their places: 1 to {width // HEADS // 4} of them at width {width}; got {waves}"
+        )
     features, anchors = AnchoredFeatures(waves, width, channels), spread(num_slots)
     pool = UMBC(4 * waves + width, num_slots, slot_dim=4 * waves, out_dim=width, heads=HEADS, slot_norm=False, norm_after=True)
     with torch.no_grad():
         pool.slots.mean.copy_(features.waves(anchors)[:, : 4 * waves])
-    begin_local(pool.query, pool.key, HEADS, waves)
+    begin_near(pool.query, pool.key, head_sizes(HEADS), 4 * waves)
     decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
     for module in (features, decoder.rest):
         initialise(module, init)

@@ -2,9 +2,10 @@
 
     token ids --word vectors, layer norm, two layers--> features --pool--> z --decoder--> a logit for each label
 
-Word vectors are those of the pretrained model; `words` says whether they learn. deepsets, sse and umbc+bert see a document as
-a multiset of words and do not care how it is cut. tobert and longformer read words in order and need the whole document: their
-phi is the table of words alone, they stand in `ChunkMean`, and train with full gradients.
+Word vectors are those of the pretrained model; `words` says whether they learn. deepsets, sse, umbc+bert and umbc+anchors+bert
+(ours, without the two layers) see a document as a multiset of words and do not care how it is cut. tobert and longformer read
+words in order and need the whole document: their phi is the table of words alone, they stand in `ChunkMean`, and train with
+full gradients. `init` is how the layers around pools begin: as torch has it, or as He (see nn/mlp.py).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.nn.mlp import mlp
+from setstream.nn.mlp import initialise, mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets
+from setstream.tasks.documents.anchored import word_slots
 from setstream.tasks.documents.language import Language, Pretrained, read_pretrained
 from setstream.tasks.documents.longformer import Longformer
 from setstream.tasks.documents.readers import SegmentReader, SlotReader, WholeReader
@@ -37,12 +40,12 @@ def table(words: Tensor, kind: str) -> nn.Embedding:
 
 
 class WordFeatures(nn.Module):
-    """phi of the models that see multisets: the table, a layer norm, two layers, once for each different word."""
+    """phi of the models that see multisets: the table, a layer norm, `depth` layers, once for each different word."""
 
-    def __init__(self, words: Tensor, kind: str) -> None:
+    def __init__(self, words: Tensor, kind: str, depth: int) -> None:
         super().__init__()
         width = words.shape[1]
-        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(width), mlp([width] * 3)
+        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(width), mlp([width] * (1 + depth))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Features (M, width) of words (M,): most words of a text come again and again."""
@@ -61,17 +64,38 @@ def three_layers(width: int, labels: int, dropout: float) -> nn.Sequential:
     return nn.Sequential(mlp([width] * 3, dropout), nn.Linear(width, labels))
 
 
+@torch.no_grad()
+def begin_at_rates(model: SetModel, rates: Tensor) -> None:
+    """Let the last layer begin by saying how often each label comes (L,): else the first hundreds of steps learn that alone."""
+    last = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)][-1]
+    last.bias.copy_(rates.logit())
+
+
 # what was read, the number of labels, dropout, options -> the pool, and the decoder behind it
 Parts = Callable[..., tuple[Pool, nn.Module]]
 
 
-def document_model(parts: Parts) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its decoder only; it has the docstring of `parts`."""
+def document_model(parts: Parts, depth: int = 2) -> Callable[..., SetModel]:
+    """A builder of models that differ in pool and decoder, and in the depth of phi; it has the docstring of `parts`."""
 
-    def build(labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any) -> SetModel:
+    def build(
+        labels: int,
+        bert: str = "minilm",
+        words: str = "learned",
+        dropout: float = DROPOUT,
+        init: str = "torch",
+        **options: Any,
+    ) -> SetModel:
         read = read_pretrained(bert)
         pool, decoder = parts(read, labels, dropout, **options)
-        phi = WordFeatures(read.words, words) if pool.consistent else nn.Sequential(OrderedDict(words=table(read.words, words)))
+        phi: nn.Module
+        if pool.consistent:
+            phi = WordFeatures(read.words, words, depth)
+            initialise(phi, init)
+        else:
+            phi = nn.Sequential(OrderedDict(words=table(read.words, words)))
+        if not hasattr(decoder, "bert"):  # what is pretrained stays as it is
+            initialise(decoder, init)
         return SetModel(SetEncoder(phi, pool), decoder)
 
     build.__doc__ = parts.__doc__
@@ -105,15 +129,27 @@ def umbc_bert(
 
     pooled: cls, or the mean over the slots. With one head, `normalise` changes nothing behind the layer norm.
     """
+    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
+    pool = UMBC(read.words.shape[1], num_slots, **(defaults | options))
+    return pool, slots_reader(read, labels, dropout, num_slots, pooled)
+
+
+def umbc_anchors_bert(
+    read: Pretrained, labels: int, dropout: float, num_slots: int = SLOTS, pooled: str = "mean"
+) -> tuple[Pool, nn.Module]:
+    """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
+    return word_slots(read.words, num_slots), slots_reader(read, labels, dropout, num_slots, pooled)
+
+
+def slots_reader(read: Pretrained, labels: int, dropout: float, num_slots: int, pooled: str) -> nn.Module:
+    """BERT without positions on [CLS] and the slots, and the classifier."""
     language = Language(read.model, positions=False, pooled=pooled == "cls")
     if num_slots + 1 > language.longest:
         raise ConfigurationError(
             f"this model reads [CLS] and at most {language.longest - 1} slots; got num_slots = {num_slots}"
         )
-    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
-    pool = UMBC(language.width, num_slots, **(defaults | options))
     reader = SlotReader(language, read.first, pooled)
-    return pool, nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.width, labels, dropout)))
+    return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.width, labels, dropout)))
 
 
 def tobert(
@@ -145,6 +181,7 @@ MODELS: dict[str, Callable[..., SetModel]] = {
     "deepsets": document_model(deepsets),
     "sse": document_model(sse),
     "umbc+bert": document_model(umbc_bert),
+    "umbc+anchors+bert": document_model(umbc_anchors_bert, depth=0),
     "tobert": document_model(tobert),
     "longformer": document_model(longformer),
 }

@@ -21,7 +21,7 @@ from setstream.tasks.documents.corpus import Corpus
 from setstream.tasks.documents.eurlex import eurlex
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals, summary
-from setstream.tasks.documents.models import MODELS
+from setstream.tasks.documents.models import MODELS, begin_at_rates
 from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
@@ -110,8 +110,11 @@ class Documents(Task):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def build(self, model: str, **options: Any) -> SetModel:
-        """One of the models, for these labels."""
-        return super().build(model, **({"labels": len(self.labels), "bert": self.bert} | options))
+        """One of the models, for these labels; it begins by knowing how often each comes."""
+        built = super().build(model, **({"labels": len(self.labels), "bert": self.bert} | options))
+        train = self.splits["train"].labels
+        begin_at_rates(built, (train.sum(0) + 0.5) / (len(train) + 1.0))
+        return built
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Documents in an order that is drawn anew for every epoch."""

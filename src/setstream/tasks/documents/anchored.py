@@ -1,0 +1,49 @@
+"""Ours: slots that begin as kinds of words, each reading the words of a document that are of its kind.
+
+    φ(w)  = LN(v_w)                                     v the table of words
+    a_k   = directions of Σ_{w of kind k} (φ(w) - mean φ)          kinds: spherical k-means over the vocabulary
+    l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = Σ_n softmax_n(l_k) φ(w_n)        UMBC, one head, before anything is learned
+
+So each slot is a mean of like words, near the word vectors that the pretrained BERT behind it knows how to read: a document of
+any length becomes K words. Anchors, projections and word vectors are weights, and learn.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from setstream.nn.anchors import begin_near
+from setstream.pools import UMBC
+
+# s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°.
+SHARPNESS = 10.0
+ROUNDS = 5
+
+
+def kinds_of_words(words: Tensor, count: int) -> Tensor:
+    """Unit vectors (count, width): the middles of `count` groups of like words, of a table (V, width); always the same ones."""
+    normed = F.layer_norm(words, words.shape[1:])
+    directions = F.normalize(normed - normed.mean(0), dim=1)
+    chosen = torch.randperm(len(words), generator=torch.Generator().manual_seed(0))[:count]
+    middles = directions[chosen.repeat(-(-count // len(chosen)))[:count]]
+    for _ in range(ROUNDS):
+        nearest = (directions @ middles.T).argmax(1)
+        sums = torch.zeros_like(middles).index_add_(0, nearest, directions)
+        empty = sums.norm(dim=1, keepdim=True) == 0
+        middles = torch.where(empty, middles, F.normalize(sums, dim=1))
+    return middles
+
+
+@torch.no_grad()
+def word_slots(words: Tensor, num_slots: int) -> UMBC:
+    """The pool over normed vectors of these words, (B, N, width) to (B, num_slots, width)."""
+    width = words.shape[1]
+    pool = UMBC(width, num_slots, slot_norm=False, norm_after=True)
+    pool.slots.mean.copy_(kinds_of_words(words, num_slots))
+    begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / width**0.5]), width)
+    pool.value.weight.copy_(torch.eye(width))
+    assert pool.value.bias is not None
+    pool.value.bias.zero_()
+    return pool
