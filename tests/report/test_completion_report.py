@@ -31,21 +31,23 @@ def test_the_report_has_table_figures_gallery_and_animation(folder, tmp_path, mo
     options = {"data": "folder", "folder": str(folder), "side": 8, "fewest": 5, "most": 20, "test_contexts": [5, 20]}
     umbc = "umbc+set-transformer"
     kinds = [(umbc, "unbiased", {}), (umbc, "full", {}), ("set-transformer", "subset", {}), ("deepsets", "unbiased", {})]
-    kinds.append(("deepsets", "unbiased", {"init": "he"}))
+    kinds += [("deepsets", "unbiased", {"init": "he"}), ("umbc+anchors", "unbiased", {"num_slots": 4})]
     for number, (model, gradient, built) in enumerate(kinds):
         config = TrainConfig(
             "completion", model, options, built, steps=1, batch=2, gradient=gradient, chunk_size=5, tensorboard=False
         )
         Trainer(build_task(config), config, tmp_path / "runs" / str(number), shown=False).run()
-    assert len(write_report([tmp_path / "runs"], tmp_path / "report.html")) == 5
+    assert len(write_report([tmp_path / "runs"], tmp_path / "report.html")) == 6
     text = (tmp_path / "report.html").read_text()
-    for wanted in ("umbc+set-transformer (unbiased 5)", "NLL at 20", "Gradients of umbc", "Completions", "data:image/gif"):
+    for wanted in ("umbc+set-transformer (unbiased 5)", "NLL at 20", "Gradients of umbc", "data:image/gif"):
         assert wanted in text, wanted
+    for name in (umbc, "umbc+anchors"):
+        assert f"Completions by {name}" in text
     assert "NLL beyond that of umbc+set-transformer (full)" in text
     apart = {
         name: float(cell) for name, cell in re.findall(r"<tr><td>(\S+) [^<]*</td>.{0,200}?<td>(\d\.\de[+-]\d+)</td></tr>", text)
     }
-    assert set(apart) == {"umbc+set-transformer", "set-transformer", "deepsets"}
+    assert set(apart) == {"umbc+set-transformer", "umbc+anchors", "set-transformer", "deepsets"}
     assert "the one with the lowest NLL on these test images is shown" in text
     assert apart["umbc+set-transformer"] < 1e-4
 

@@ -19,6 +19,8 @@ def test_the_report_has_table_figures_and_words(task, folder, bert, tmp_path):
         ("subset", "umbc+bert", "subset", 7),
         ("subset-14", "umbc+bert", "subset", 14),
         ("tobert", "tobert", "full", 7),
+        ("anchors", "umbc+anchors+bert", "unbiased", 7),
+        ("anchors-14", "umbc+anchors+bert", "unbiased", 14),
     ]
     runs = tmp_path / "runs"
     for name, kind, gradient, size in kinds:
@@ -29,10 +31,10 @@ def test_the_report_has_table_figures_and_words(task, folder, bert, tmp_path):
         )
         Trainer(task, config, runs / name, shown=False).run()
     found = find_runs([runs])
-    assert {run.folder.name for run in evidence.last_stages(found)} == {"two", "subset", "subset-14", "tobert"}
-    umbc = [run for run in found if run.config.model == "umbc+bert"]
+    assert {run.folder.name for run in evidence.last_stages(found)} == {name for name, *_ in kinds} - {"one"}
+    umbc = [run for run in found if run.config.model in evidence.WITH_SLOTS]
     assert {run.folder.name for run in evidence.same_schedule(umbc)} == {"one", "subset", "subset-14"}
-    assert len(write_report([runs], tmp_path / "report.html")) == 5
+    assert len(write_report([runs], tmp_path / "report.html")) == 7
     text = (tmp_path / "report.html").read_text()
     for wanted in (
         "Documents: eurlex",

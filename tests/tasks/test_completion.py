@@ -10,7 +10,9 @@ import setstream as ss
 from setstream.data.images import celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Decoder, Field, as_pixels, places
-from setstream.tasks.completion.anchored import spread, umbc_anchors
+from setstream.tasks.completion.anchored import spread
+from setstream.tasks.completion.field import Waves
+from setstream.tasks.completion.models import umbc_anchors
 from setstream.tasks.completion.pretrained import SHELF
 from setstream.training import TrainConfig, Trainer
 
@@ -47,6 +49,20 @@ def test_waves_change_nothing_in_the_laws():
     torch.manual_seed(0)
     finer = MODELS["umbc+set-transformer"](width=16, num_slots=4, waves=4)
     ss.testing.check_mini_batch_consistency(finer.encoder, torch.rand(2, 40, 5))
+
+
+def test_waves_keep_the_precision_of_their_rows():
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        assert Waves(2)(torch.rand(3, 5, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_can_be_saved_and_opened_again(name, tmp_path):
+    own = Completion().build(name, width=16, **small_options(name)).eval()
+    own.save_pretrained(tmp_path)
+    pixels = torch.rand(1, 9, 5)
+    one, other = (each(pixels).at(places(4, 4)[None]).mean for each in (own, ss.SetModel.from_pretrained(tmp_path)))
+    assert torch.equal(one, other)
 
 
 def test_pixels_know_their_place():

@@ -413,10 +413,20 @@ def test_anchored_slots_begin_as_means_of_like_words(task, bert):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_begin_by_knowing_how_often_labels_come(task, name):
-    last = [layer for layer in model(task, name).head.modules() if isinstance(layer, torch.nn.Linear)][-1]
+    own = model(task, name)
     assert task.labels == ["c0", "c1", "c2", "c3", "common"]
     rates = torch.tensor([15.5] * 4 + [60.5]) / 61  # half a document more has, and half a document more has not
-    torch.testing.assert_close(last.bias.sigmoid(), rates)
+    weights = [value for value in own.head.parameters() if len(value) == 5 and value.dim() == 2]
+    torch.nn.init.zeros_(weights[-1])
+    torch.testing.assert_close(own([task.tokens.document(0)])[0].sigmoid(), rates)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_can_be_saved_and_opened_again(task, name, tmp_path):
+    own = model(task, name)
+    own.save_pretrained(tmp_path)
+    document = [task.tokens.document(0)]
+    assert torch.equal(own(document), ss.SetModel.from_pretrained(tmp_path).eval()(document))
 
 
 def test_layers_begin_as_asked_for(task):
@@ -569,6 +579,8 @@ def test_bad_options_are_refused(options, message):
         ("umbc+bert", {"num_slots": 40}, r"at most 39 slots; got num_slots = 40"),
         ("umbc+bert", {"pooled": "max"}, "unknown pool 'max'"),
         ("deepsets", {"words": "gone"}, "learned or frozen"),
+        ("deepsets", {"init": "zeros"}, "init is torch or he"),
+        ("umbc+anchors+bert", {"init": "he"}, "does not take these options"),
     ],
 )
 def test_bad_models_are_refused(task, name, options, message):

@@ -4,7 +4,7 @@
 
 With random projections, queries differ by noise, attend to all elements alike and see the mean of a set; what tells them apart
 has to be learned through that mean. Where a space is known in which near elements belong together (places of an image, vectors
-of words), slots may as well begin spread over it. This is only a beginning: all of it are weights.
+of words), slots may as well begin spread over it. This is only a beginning: all of it learns on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from setstream.errors import ConfigurationError
 
 @torch.no_grad()
 def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> None:
-    """Set projections (without bias, or with one that is kept) so that the logits are s_h ⟨a, x⟩, for sizes s (H,)."""
+    """Set the projections of anchors (K, used) and elements (N, used or more) so that their logits are s_h ⟨a, x⟩; s (H,)."""
     width = query.out_features // len(sizes)
     if used > width:
         raise ConfigurationError(f"a head of width {width} cannot hold the {used} numbers that tell anchors apart")
+    biased = any("bias" in dict(linear.named_parameters()) for linear in (query, key))
+    if query.in_features != used or biased:
+        raise ConfigurationError(f"anchors of {used} numbers are projected without biases; got {query} and {key}")
     # A square root for each of the two; attention divides by the root of a head's width.
-    blocks = (sizes * width**0.5).sqrt().view(-1, 1, 1) * torch.eye(width, used)  # (H, width, used)
-    for linear in (query, key):
-        linear.weight.zero_()
-        linear.weight[:, :used] = blocks.flatten(0, 1)
+    scales = (sizes * width**0.5).sqrt().view(-1, 1, 1)  # (H, 1, 1)
+    query.weight.copy_((scales * torch.eye(width, used)).flatten(0, 1))
+    # The rest of a head: nothing comes from the query yet, and the key keeps what it has, so that the query can learn.
+    by_head = key.weight.view(len(sizes), width, -1)
+    by_head[:, :used] = scales * torch.eye(used, key.in_features)

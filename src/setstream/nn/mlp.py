@@ -31,4 +31,5 @@ def initialise(module: nn.Module, init: str) -> None:
     for layer in module.modules():
         if init == "he" and isinstance(layer, nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

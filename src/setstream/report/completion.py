@@ -281,13 +281,13 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     tested = {label: Tested.test(group) for label, group in by_label(runs).items()}
     as_paper = {label: own for label, own in tested.items() if as_the_paper_trains(own.runs[0])}
     main = best_of_each_model(as_paper)
-    ours = [label for label, own in main.items() if own.config.model == UMBC]
+    reference = [label for label, own in main.items() if own.config.model == UMBC]
     if main:
         page.figure(contexts_figure(main), "NLL by the size of the context")
         if len(main) < len(as_paper):
             page.text("Of a model that was built in several ways, the one with the lowest NLL on these test images is shown.")
-        if ours:
-            differences_table(page, main, ours[0])
+        if reference:
+            differences_table(page, main, reference[0])
         page.figure(memory_figure(main), "memory by the size of the context, and NLL by memory")
         chunks_table(page, main)
     for one in main.values():

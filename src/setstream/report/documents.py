@@ -20,7 +20,7 @@ from setstream.training.task import Encode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-UMBC = ("umbc+bert", "umbc+anchors+bert")
+WITH_SLOTS = ("umbc+bert", "umbc+anchors+bert")
 METRICS = ("micro_f1", "macro_f1", "micro_f1_tuned", "macro_f1_tuned")
 
 
@@ -134,8 +134,8 @@ def slots_figure(task: Documents, model: SetModel, number: int, slots: int = 12,
     names = tokenizer_of(task.bert).convert_ids_to_tokens(ids[chosen].tolist())
     figure, axis = plt.subplots(figsize=(1 + 0.3 * len(chosen), 1.6 + 0.22 * len(rows)), constrained_layout=True)
     shown = excess[rows][:, chosen]
-    largest = max(float(shown.abs().max()), 1e-6)
-    picture = axis.imshow(shown.numpy(), cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto")
+    largest = max(float(shown.max()), 1e-6)
+    picture = axis.imshow(shown.clamp(min=-largest).numpy(), cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto")
     axis.set_xticks(range(len(names)), names, rotation=60, ha="right", fontsize=7)
     axis.set_yticks(range(len(rows)), [f"slot {row}" for row in rows.tolist()], fontsize=7)
     own = task.splits["test"].labels[number].nonzero().flatten().tolist()
@@ -156,11 +156,11 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
         numbers = task.statistics().items()
         page.table([name for name, _ in numbers], [[f"{number:,.1f}".removesuffix(".0") for _, number in numbers]])
         results_table(page, own)
-        alike = same_schedule([run for run in every if run.config.model in UMBC])
+        alike = same_schedule([run for run in every if run.config.model in WITH_SLOTS])
         if len(gradient_sets(alike)) > 2:
             name = alike[0].config.model
             page.figure(sizes_figure(alike), f"{name}: micro F1 against the size of the gradient set; bars from worst to best")
-        umbc = [run for run in own if run.config.model in UMBC]
+        umbc = [run for run in own if run.config.model in WITH_SLOTS]
         page.figure(lengths_figure(own), "Micro F1 against the length of the document")
         if umbc:
             best = max(umbc, key=lambda run: run.metrics["micro_f1"])

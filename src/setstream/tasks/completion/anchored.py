@@ -2,7 +2,7 @@
 
     γ(p)  = (sin 2^i πp, cos 2^i πp)_{i < waves}                       waves of a place, 4 waves numbers
     φ(x)  = [γ(p), layers(γ(p), x)]                                    x = (p, colour), a pixel
-    l_kn  = s_h ⟨γ(a_k), γ(p_n)⟩,   z_k = softmax_n(l_k) values        UMBC, head h: anchors a_k on the image are its slots
+    l_kn  = s_h ⟨γ(a_k), γ(p_n)⟩,   z_k = LN(softmax_n(l_k) values)    UMBC, head h: anchors a_k on the image are its slots
     r     = SABs(z)                                                    (K, width): what was read, after slots have talked
     a(p)  = softmax_k(s_h ⟨γ(a_k), γ(p)⟩) (r W)                        what a place finds
     (μ, s) = layers(γ(p), a(p))
@@ -21,14 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError
-from setstream.model import SetModel
-from setstream.nn import SAB
 from setstream.nn.anchors import begin_near
-from setstream.nn.mlp import initialise, mlp
+from setstream.nn.mlp import mlp
 from setstream.pools import UMBC
-from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, FieldHead, GaussianDecoder, Waves
+from setstream.tasks.completion.field import LAYERS, GaussianDecoder, Waves
 
 # s_h of the first head and of the last; between them it grows by a constant factor.
 WIDEST, NARROWEST = 0.25, 2.0
@@ -42,8 +38,9 @@ def spread(count: int) -> Tensor:
             [0.1323, 0.8548]])
     """
     plastic = 1.324717957244746  # the root of x³ = x + 1: for two dimensions what the golden ratio is for one
-    multiples = torch.arange(count, dtype=torch.float64).unsqueeze(1) + 0.5
-    return (multiples * torch.tensor([plastic**-1, plastic**-2], dtype=torch.float64) % 1).float()
+    multiples = torch.arange(count, dtype=torch.float64, device="cpu").unsqueeze(1) + 0.5  # not every device has float64
+    steps = torch.tensor([plastic**-1, plastic**-2], dtype=torch.float64, device="cpu")
+    return (multiples * steps % 1).float().to(torch.get_default_device())
 
 
 def head_sizes(heads: int) -> Tensor:
@@ -91,26 +88,11 @@ class AnchoredDecoder(GaussianDecoder):
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def umbc_anchors(
-    channels: int = 3,
-    width: int = WIDTH,
-    smallest_scale: float = SMALLEST_SCALE,
-    waves: int = 4,
-    init: str = "he",
-    num_slots: int = SLOTS,
-) -> SetModel:
-    """Ours: slots that begin as places of the image, two SABs on them; every place of the image asks the slots near it."""
-    if not 1 <= waves <= width // HEADS // 4:
-        raise ConfigurationError(
-            f"anchors are told apart by waves of their places: 1 to {width // HEADS // 4} of them at width {width}; got {waves}"
-        )
-    features, anchors = AnchoredFeatures(waves, width, channels), spread(num_slots)
-    pool = UMBC(4 * waves + width, num_slots, slot_dim=4 * waves, out_dim=width, heads=HEADS, slot_norm=False, norm_after=True)
+def anchored_slots(anchors: Tensor, waves: int, width: int, heads: int) -> UMBC:
+    """The pool over features (B, N, 4 waves + width), one slot for each anchor (K, 2): (B, K, width)."""
+    used = 4 * waves
+    pool = UMBC(used + width, len(anchors), slot_dim=used, out_dim=width, heads=heads, slot_norm=False, norm_after=True)
     with torch.no_grad():
-        pool.slots.mean.copy_(features.waves(anchors)[:, : 4 * waves])
-    begin_near(pool.query, pool.key, head_sizes(HEADS), 4 * waves)
-    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
-    for module in (features, decoder.rest):
-        initialise(module, init)
-    body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
-    return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
+        pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
+    begin_near(pool.query, pool.key, head_sizes(heads), used)
+    return pool

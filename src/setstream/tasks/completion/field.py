@@ -45,7 +45,8 @@ class Waves(nn.Module):
         if self.count == 0:
             return rows
         angles = rows[..., :2].unsqueeze(-1) * (torch.pi * 2.0 ** torch.arange(self.count, device=rows.device))
-        return torch.cat([angles.sin().flatten(-2), angles.cos().flatten(-2), rows], -1)
+        waves = torch.cat([angles.sin().flatten(-2), angles.cos().flatten(-2)], -1)
+        return torch.cat([waves.to(rows.dtype), rows], -1)
 
 
 class GaussianDecoder(nn.Module, ABC):

@@ -19,12 +19,13 @@ from typing import Any
 from torch import nn
 
 from setstream.encoder import SetEncoder
+from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.nn import DiffEM, FSPool, SetTransformer
+from setstream.nn import SAB, DiffEM, FSPool, SetTransformer
 from setstream.nn.mlp import initialise, mlp
 from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
-from setstream.tasks.completion.anchored import umbc_anchors
+from setstream.tasks.completion.anchored import AnchoredDecoder, AnchoredFeatures, anchored_slots, spread
 from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, Decoder, FieldHead, Waves
 
 Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body behind it
@@ -88,6 +89,31 @@ def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> 
     """UMBC with layer norm, two SABs on its slots, pooling by attention."""
     defaults: dict[str, Any] = {"slots": "gaussian", "norm_after": True}
     return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), SetTransformer(width, HEADS)
+
+
+def umbc_anchors(
+    channels: int = 3,
+    width: int = WIDTH,
+    smallest_scale: float = SMALLEST_SCALE,
+    waves: int = 4,
+    init: str = "he",
+    num_slots: int = SLOTS,
+) -> SetModel:
+    """Ours: slots that begin as places of the image, two SABs on them; every place of the image asks the slots near it.
+
+    init is that of phi, and of the decoder's layers behind its attention.
+    """
+    if not 1 <= waves <= width // HEADS // 4:
+        raise ConfigurationError(
+            f"anchors are told apart by waves of their places: 1 to {width // HEADS // 4} of them at width {width}; got {waves}"
+        )
+    anchors, features = spread(num_slots), AnchoredFeatures(waves, width, channels)
+    pool = anchored_slots(anchors, waves, width, HEADS)
+    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
+    for module in (features, decoder.rest):
+        initialise(module, init)
+    body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
+    return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
 
 
 MODELS: dict[str, Callable[..., SetModel]] = {

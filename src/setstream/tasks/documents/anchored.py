@@ -2,7 +2,7 @@
 
     φ(w)  = LN(v_w)                                     v the table of words
     a_k   = directions of Σ_{w of kind k} (φ(w) - mean φ)          kinds: spherical k-means over the vocabulary
-    l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = Σ_n softmax_n(l_k) φ(w_n)        UMBC, one head, before anything is learned
+    l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = LN(Σ_n softmax_n(l_k) φ(w_n))        UMBC, one head, before anything is learned
 
 So each slot is a mean of like words, near the word vectors that the pretrained BERT behind it knows how to read: a document of
 any length becomes K words. Anchors, projections and word vectors are weights, and learn.
@@ -26,7 +26,7 @@ def kinds_of_words(words: Tensor, count: int) -> Tensor:
     """Unit vectors (count, width): the middles of `count` groups of like words, of a table (V, width); always the same ones."""
     normed = F.layer_norm(words, words.shape[1:])
     directions = F.normalize(normed - normed.mean(0), dim=1)
-    chosen = torch.randperm(len(words), generator=torch.Generator().manual_seed(0))[:count]
+    chosen = torch.randperm(len(words), generator=torch.Generator("cpu").manual_seed(0), device="cpu")[:count].to(words.device)
     middles = directions[chosen.repeat(-(-count // len(chosen)))[:count]]
     for _ in range(ROUNDS):
         nearest = (directions @ middles.T).argmax(1)

@@ -5,7 +5,8 @@
 Word vectors are those of the pretrained model; `words` says whether they learn. deepsets, sse, umbc+bert and umbc+anchors+bert
 (ours, without the two layers) see a document as a multiset of words and do not care how it is cut. tobert and longformer read
 words in order and need the whole document: their phi is the table of words alone, they stand in `ChunkMean`, and train with
-full gradients. `init` is how the layers around pools begin: as torch has it, or as He (see nn/mlp.py).
+full gradients. `init` is how the hidden layers of phi and of three-layer decoders begin: as torch has it, or as He (see
+nn/mlp.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.nn.mlp import initialise, mlp
-from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets
 from setstream.tasks.documents.anchored import word_slots
 from setstream.tasks.documents.language import Language, Pretrained, read_pretrained
@@ -42,10 +42,11 @@ def table(words: Tensor, kind: str) -> nn.Embedding:
 class WordFeatures(nn.Module):
     """phi of the models that see multisets: the table, a layer norm, `depth` layers, once for each different word."""
 
-    def __init__(self, words: Tensor, kind: str, depth: int) -> None:
+    def __init__(self, words: Tensor, kind: str, depth: int = 2, init: str = "torch") -> None:
         super().__init__()
-        width = words.shape[1]
-        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(width), mlp([width] * (1 + depth))
+        self.width = words.shape[1]
+        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
+        initialise(self.layers, init)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Features (M, width) of words (M,): most words of a text come again and again."""
@@ -54,91 +55,21 @@ class WordFeatures(nn.Module):
         return found.index_select(0, place)
 
 
+def words_alone(words: Tensor, kind: str) -> nn.Module:
+    """phi of the models that read words in order: the table."""
+    return nn.Sequential(OrderedDict(words=table(words, kind)))
+
+
 def classifier(width: int, labels: int, dropout: float) -> nn.Sequential:
     """Dropout and a linear layer."""
     return nn.Sequential(nn.Dropout(dropout), nn.Linear(width, labels))
 
 
-def three_layers(width: int, labels: int, dropout: float) -> nn.Sequential:
+def three_layers(width: int, labels: int, dropout: float, init: str) -> nn.Sequential:
     """The decoder of DeepSets and SSE."""
-    return nn.Sequential(mlp([width] * 3, dropout), nn.Linear(width, labels))
-
-
-@torch.no_grad()
-def begin_at_rates(model: SetModel, rates: Tensor) -> None:
-    """Let the last layer begin by saying how often each label comes (L,): else the first hundreds of steps learn that alone."""
-    last = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)][-1]
-    last.bias.copy_(rates.logit())
-
-
-# what was read, the number of labels, dropout, options -> the pool, and the decoder behind it
-Parts = Callable[..., tuple[Pool, nn.Module]]
-
-
-def document_model(parts: Parts, depth: int = 2) -> Callable[..., SetModel]:
-    """A builder of models that differ in pool and decoder, and in the depth of phi; it has the docstring of `parts`."""
-
-    def build(
-        labels: int,
-        bert: str = "minilm",
-        words: str = "learned",
-        dropout: float = DROPOUT,
-        init: str = "torch",
-        **options: Any,
-    ) -> SetModel:
-        read = read_pretrained(bert)
-        pool, decoder = parts(read, labels, dropout, **options)
-        phi: nn.Module
-        if pool.consistent:
-            phi = WordFeatures(read.words, words, depth)
-            initialise(phi, init)
-        else:
-            phi = nn.Sequential(OrderedDict(words=table(read.words, words)))
-        if not hasattr(decoder, "bert"):  # what is pretrained stays as it is
-            initialise(decoder, init)
-        return SetModel(SetEncoder(phi, pool), decoder)
-
-    build.__doc__ = parts.__doc__
-    return build
-
-
-def deepsets(read: Pretrained, labels: int, dropout: float, pool: str = "mean") -> tuple[Pool, nn.Module]:
-    """Mean pooling, three layers."""
-    width = read.words.shape[1]
-    return DeepSets(pool, width), three_layers(width, labels, dropout)
-
-
-def sse(
-    read: Pretrained, labels: int, dropout: float, num_slots: int = SLOTS, normalise: bool = True, **options: Any
-) -> tuple[Pool, nn.Module]:
-    """The Slot Set Encoder, the mean of its slots, three layers.
-
-    Without normalise the weights of a word sum to one over the slots (slot-sigmoid), so the mean over the slots would be a
-    mere sum of the words.
-    """
-    width = read.words.shape[1]
-    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
-    pool = SSE(width, num_slots, normalise=normalise, **(defaults | options))
-    return pool, three_layers(width, labels, dropout)
-
-
-def umbc_bert(
-    read: Pretrained, labels: int, dropout: float, num_slots: int = SLOTS, pooled: str = "cls", **options: Any
-) -> tuple[Pool, nn.Module]:
-    """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
-
-    pooled: cls, or the mean over the slots. With one head, `normalise` changes nothing behind the layer norm.
-    """
-    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
-    pool = UMBC(read.words.shape[1], num_slots, **(defaults | options))
-    return pool, slots_reader(read, labels, dropout, num_slots, pooled)
-
-
-def umbc_anchors_bert(
-    read: Pretrained, labels: int, dropout: float, num_slots: int = SLOTS, pooled: str = "mean"
-) -> tuple[Pool, nn.Module]:
-    """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
-    return word_slots(read.words, num_slots), slots_reader(read, labels, dropout, num_slots, pooled)
+    hidden = mlp([width] * 3, dropout)
+    initialise(hidden, init)
+    return nn.Sequential(hidden, nn.Linear(width, labels))
 
 
 def slots_reader(read: Pretrained, labels: int, dropout: float, num_slots: int, pooled: str) -> nn.Module:
@@ -152,36 +83,117 @@ def slots_reader(read: Pretrained, labels: int, dropout: float, num_slots: int, 
     return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.width, labels, dropout)))
 
 
-def tobert(
-    read: Pretrained,
+@torch.no_grad()
+def begin_at_rates(model: SetModel, rates: Tensor) -> None:
+    """Let the last layer begin by saying how often each label comes (L,): else the first hundreds of steps learn that alone."""
+    last = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)][-1]
+    last.bias.copy_(rates.logit())
+
+
+def deepsets(
+    labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, init: str = "torch", pool: str = "mean"
+) -> SetModel:
+    """Mean pooling, three layers."""
+    phi = WordFeatures(read_pretrained(bert).words, words, init=init)
+    return SetModel(SetEncoder(phi, DeepSets(pool, phi.width)), three_layers(phi.width, labels, dropout, init))
+
+
+def sse(
     labels: int,
-    dropout: float,
+    bert: str = "minilm",
+    words: str = "learned",
+    dropout: float = DROPOUT,
+    init: str = "torch",
+    num_slots: int = SLOTS,
+    normalise: bool = True,
+    **options: Any,
+) -> SetModel:
+    """The Slot Set Encoder, the mean of its slots, three layers.
+
+    Without normalise the weights of a word sum to one over the slots (slot-sigmoid), so the mean over the slots would be a
+    mere sum of the words.
+    """
+    phi = WordFeatures(read_pretrained(bert).words, words, init=init)
+    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
+    pool = SSE(phi.width, num_slots, normalise=normalise, **(defaults | options))
+    return SetModel(SetEncoder(phi, pool), three_layers(phi.width, labels, dropout, init))
+
+
+def umbc_bert(
+    labels: int,
+    bert: str = "minilm",
+    words: str = "learned",
+    dropout: float = DROPOUT,
+    init: str = "torch",
+    num_slots: int = SLOTS,
+    pooled: str = "cls",
+    **options: Any,
+) -> SetModel:
+    """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
+
+    pooled: cls, or the mean over the slots. With one head, `normalise` changes nothing behind the layer norm.
+    """
+    read = read_pretrained(bert)
+    phi = WordFeatures(read.words, words, init=init)
+    defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
+    pool = UMBC(phi.width, num_slots, **(defaults | options))
+    return SetModel(SetEncoder(phi, pool), slots_reader(read, labels, dropout, num_slots, pooled))
+
+
+def umbc_anchors_bert(
+    labels: int,
+    bert: str = "minilm",
+    words: str = "learned",
+    dropout: float = DROPOUT,
+    num_slots: int = SLOTS,
+    pooled: str = "mean",
+) -> SetModel:
+    """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
+    read = read_pretrained(bert)
+    phi, pool = WordFeatures(read.words, words, depth=0), word_slots(read.words, num_slots)
+    return SetModel(SetEncoder(phi, pool), slots_reader(read, labels, dropout, num_slots, pooled))
+
+
+def tobert(
+    labels: int,
+    bert: str = "minilm",
+    words: str = "learned",
+    dropout: float = DROPOUT,
     segment: int = 200,
     layers: int = 2,
     heads: int = 4,
     longest: int | None = None,
-) -> tuple[Pool, nn.Module]:
+) -> SetModel:
     """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs.
 
     longest: read no more words than these, where memory does not suffice for all.
     """
+    read = read_pretrained(bert)
     reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads, longest)
-    return ChunkMean(reader, reader.language.width), classifier(reader.language.width, labels, dropout)
+    width = reader.language.width
+    return SetModel(SetEncoder(words_alone(read.words, words), ChunkMean(reader, width)), classifier(width, labels, dropout))
 
 
 def longformer(
-    read: Pretrained, labels: int, dropout: float, window: int = 256, longest: int | None = None
-) -> tuple[Pool, nn.Module]:
+    labels: int,
+    bert: str = "minilm",
+    words: str = "learned",
+    dropout: float = DROPOUT,
+    window: int = 256,
+    longest: int | None = None,
+) -> SetModel:
     """A Longformer made of the same BERT, reading the whole document; or its `longest` first words, where memory is short."""
+    read = read_pretrained(bert)
     reader = WholeReader(Longformer(read.model, window), read.first, read.last, longest)
-    return ChunkMean(reader, reader.language.width), classifier(reader.language.width, labels, dropout)
+    width = reader.language.width
+    return SetModel(SetEncoder(words_alone(read.words, words), ChunkMean(reader, width)), classifier(width, labels, dropout))
 
 
 MODELS: dict[str, Callable[..., SetModel]] = {
-    "deepsets": document_model(deepsets),
-    "sse": document_model(sse),
-    "umbc+bert": document_model(umbc_bert),
-    "umbc+anchors+bert": document_model(umbc_anchors_bert, depth=0),
-    "tobert": document_model(tobert),
-    "longformer": document_model(longformer),
+    "deepsets": deepsets,
+    "sse": sse,
+    "umbc+bert": umbc_bert,
+    "umbc+anchors+bert": umbc_anchors_bert,
+    "tobert": tobert,
+    "longformer": longformer,
 }
