@@ -15,21 +15,15 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from memory import peak_mib
 
 from setstream.encode import encode
 from setstream.tasks.documents.models import MODELS
 
 LABELS, WARM = 50, 1000
-
-
-def peak_mib() -> float:
-    """The largest resident memory of this process, without what its parent had when it was forked."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def worker(name: str, size: int, bert: str, gradient: str) -> None:
