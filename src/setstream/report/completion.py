@@ -214,6 +214,11 @@ def context_sizes(pixels: int) -> list[int]:
     return [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
 
 
+def spaced(task: Completion, images: int) -> list[int]:
+    """Numbers of so many test images, far from each other: neighbours may be of one scene."""
+    return [task.tests() * number // images for number in range(images)]
+
+
 def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure:
     """For some test images: context, mean, uncertainty, for growing contexts, and the truth."""
     plt = pyplot()
@@ -222,16 +227,16 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure
     figure, axes = plt.subplots(
         3 * images, len(sizes) + 1, figsize=(1.25 * (len(sizes) + 1), 3.6 * images), constrained_layout=True, squeeze=False
     )
-    pixels = task.test_pixels(0, images)
-    for number in range(images):
+    for number, place in enumerate(spaced(task, images)):
         rows = axes[3 * number : 3 * number + 3]
+        pixels = task.test_pixels(place, place + 1)[0]
         for column, size in enumerate(sizes):
-            mean, deviation = completed(task, model, pixels[number, :size], shape)
+            mean, deviation = completed(task, model, pixels[:size], shape)
             labels = ("context", "mean", "uncertainty") if column == 0 else ("", "", "")
-            show(rows[0][column], revealed(pixels[number], size, shape), f"{size:,} pixels", labels[0])
+            show(rows[0][column], revealed(pixels, size, shape), f"{size:,} pixels", labels[0])
             show(rows[1][column], mean, label=labels[1])
             show_deviation(rows[2][column], deviation, labels[2])
-        show(rows[0][-1], task.images["test"].pixels[number] / 255, "truth")
+        show(rows[0][-1], task.images["test"].pixels[place] / 255, "truth")
         for row in rows[1:]:
             row[-1].axis("off")
     return figure
@@ -242,7 +247,7 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
     plt = pyplot()
     shape = tuple(task.images["test"].pixels.shape[1:])
     images = min(images, task.tests())
-    pixels = task.test_pixels(0, images)
+    pixels = torch.cat([task.test_pixels(place, place + 1) for place in spaced(task, images)])
     figure, axes = plt.subplots(3, images, figsize=(1.6 * images, 4.9), squeeze=False)
     figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
     total = context_sizes(pixels.shape[1])[-1]

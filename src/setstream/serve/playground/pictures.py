@@ -19,7 +19,7 @@ from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.pretrained import SHELF
 from setstream.tasks.completion.task import as_pixels, places
 
-MODELS = ("umbc+set-transformer", "deepsets")
+MODELS = ("umbc+anchors", "umbc+set-transformer", "deepsets")
 
 Colour = tuple[int, int, int]
 

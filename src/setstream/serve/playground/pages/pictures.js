@@ -1,10 +1,14 @@
-// The second tab: pixels stream into a picture, and two models complete it.
+// The second tab: pixels stream into a picture, and three models complete it.
 
 import { ask, Problem, reporting, say } from "./connection.js";
 import { brush, coloursOf, drawCursor, pause } from "./drawing.js";
 import { scenes } from "./scenes.js";
 
-const MODELS = { "umbc+set-transformer": "UMBC + Set Transformer", deepsets: "DeepSets (a neural process)" };
+const MODELS = {
+  "umbc+anchors": "UMBC, slots that begin as places",
+  "umbc+set-transformer": "UMBC + Set Transformer, one vector",
+  deepsets: "DeepSets (a neural process)",
+};
 const SIDE = 32;
 
 const by = (id) => document.getElementById(id);
