@@ -55,11 +55,6 @@ class WordFeatures(nn.Module):
         return found.index_select(0, place)
 
 
-def words_alone(words: Tensor, kind: str) -> nn.Module:
-    """phi of the models that read words in order: the table."""
-    return nn.Sequential(OrderedDict(words=table(words, kind)))
-
-
 def classifier(width: int, labels: int, dropout: float) -> nn.Sequential:
     """Dropout and a linear layer."""
     return nn.Sequential(nn.Dropout(dropout), nn.Linear(width, labels))
@@ -81,6 +76,12 @@ def slots_reader(read: Pretrained, labels: int, dropout: float, num_slots: int, 
         )
     reader = SlotReader(language, read.first, pooled)
     return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.width, labels, dropout)))
+
+
+def read_in_order(read: Pretrained, reader: SegmentReader | WholeReader, words: str, labels: int, dropout: float) -> SetModel:
+    """A reader of whole documents behind the table of words alone, and the classifier."""
+    phi, width = nn.Sequential(OrderedDict(words=table(read.words, words))), reader.language.width
+    return SetModel(SetEncoder(phi, ChunkMean(reader, width)), classifier(width, labels, dropout))
 
 
 @torch.no_grad()
@@ -170,8 +171,7 @@ def tobert(
     """
     read = read_pretrained(bert)
     reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads, longest)
-    width = reader.language.width
-    return SetModel(SetEncoder(words_alone(read.words, words), ChunkMean(reader, width)), classifier(width, labels, dropout))
+    return read_in_order(read, reader, words, labels, dropout)
 
 
 def longformer(
@@ -185,8 +185,7 @@ def longformer(
     """A Longformer made of the same BERT, reading the whole document; or its `longest` first words, where memory is short."""
     read = read_pretrained(bert)
     reader = WholeReader(Longformer(read.model, window), read.first, read.last, longest)
-    width = reader.language.width
-    return SetModel(SetEncoder(words_alone(read.words, words), ChunkMean(reader, width)), classifier(width, labels, dropout))
+    return read_in_order(read, reader, words, labels, dropout)
 
 
 MODELS: dict[str, Callable[..., SetModel]] = {
