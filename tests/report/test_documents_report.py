@@ -44,6 +44,9 @@ def test_the_report_has_table_figures_and_words(task, folder, bert, tmp_path):
         "size of the gradient set",
     ):
         assert wanted in text, wanted
+    main, gradients = text.split("size of the gradient set")[0].split("<table")[2:4]
+    for label, places in {"umbc+bert (unbiased 7": (True, True), "umbc+bert (subset 14": (False, True)}.items():
+        assert (label in main, label in gradients) == places, label  # of the three, only `two` has a second stage
     assert text.count("Words that slots attend to") == 2 * 3  # alternative text and caption of three documents
 
 

@@ -11,6 +11,7 @@ from setstream.errors import ConfigurationError
 from setstream.report import clustering as evidence
 from setstream.report import find_runs, partitions, streams, write_report
 from setstream.report.page import Page
+from setstream.report.runs import by_label
 from setstream.tasks.clustering import Clustering, sample
 from setstream.tasks.clustering.streams import disagreement, stream_ends
 from setstream.tasks.loading import build_task
@@ -77,6 +78,18 @@ def test_a_table_of_a_single_cell_with_markup_is_escaped():
 def test_seeds_are_averaged(runs):
     labels = {run.label() for run in find_runs([runs])}
     assert len(labels) == 5
+
+
+def test_seeds_of_two_stages_are_averaged(tmp_path):
+    """Each seed's second stage begins with a folder of its own; with what another kind of run left, it is another kind."""
+    for seed, first, second in ((0, "one", "two"), (1, "three", "four"), (0, "full", "five")):
+        common = {"steps": 1, "batch": 2, "seed": seed, "tensorboard": False}
+        config = TrainConfig("clustering", "deepsets", TASK, gradient="full" if first == "full" else "unbiased", **common)
+        Trainer(build_task(config), config, tmp_path / first, shown=False).run()
+        config = TrainConfig("clustering", "deepsets", TASK, init_from=str(tmp_path / first), **common)
+        Trainer(build_task(config), config, tmp_path / second, shown=False).run()
+    groups = by_label([run for run in find_runs([tmp_path]) if run.config.init_from])
+    assert sorted(sorted(run.folder.name for run in own) for own in groups.values()) == [["five"], ["four", "two"]]
 
 
 def test_folders_without_runs_are_an_error(tmp_path):

@@ -72,6 +72,16 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
     page.table(columns, rows, f"On {len(task.splits['test']):,} test documents. {note}")
 
 
+def gradients_table(page: Page, runs: list[FinishedRun]) -> None:
+    """F1 of every way of training one model with one schedule."""
+    rows = [
+        [label, *(mean_and_spread([run.metrics[name] for run in group]) for name in METRICS), str(len(group))]
+        for label, group in by_label(runs).items()
+    ]
+    columns = ["model (gradient)", "micro F1", "macro F1", "micro F1, tuned τ", "macro F1, tuned τ", "seeds"]
+    page.table(columns, rows, f"{runs[0].config.steps:,} steps each; ± over seeds.")
+
+
 def sizes_figure(runs: list[FinishedRun]) -> Figure:
     """Micro F1 against the words that carry a gradient, one line for each way of training; full gradients as a level."""
     plt = pyplot()
@@ -155,10 +165,15 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
         own, task = last_stages(every), every[0].task(Documents)
         numbers = task.statistics().items()
         page.table([name for name, _ in numbers], [[f"{number:,.1f}".removesuffix(".0") for _, number in numbers]])
-        results_table(page, own)
         alike = same_schedule([run for run in every if run.config.model in WITH_SLOTS])
-        if len(gradient_sets(alike)) > 2:
+        compared = len(gradient_sets(alike)) > 2
+        final = [run for run in own if run not in alike]
+        if compared and any(run.config.model == alike[0].config.model for run in final):
+            own = final  # runs of a first stage alone that compare gradients have a table of their own
+        results_table(page, own)
+        if compared:
             name = alike[0].config.model
+            gradients_table(page, alike)
             page.figure(sizes_figure(alike), f"{name}: micro F1 against the size of the gradient set; bars from worst to best")
         umbc = [run for run in own if run.config.model in WITH_SLOTS]
         page.figure(lengths_figure(own), "Micro F1 against the length of the document")

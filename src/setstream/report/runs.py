@@ -72,12 +72,21 @@ def find_runs(folders: list[Path]) -> list[FinishedRun]:
     return found
 
 
+def without_seed(folder: Path, config: TrainConfig) -> dict[str, Any]:
+    """What runs with other seeds have in common; of a run that began with a sibling, what its sibling has in common."""
+    found = {name: value for name, value in config.to_dict().items() if name != "seed" and name not in FREE}
+    if config.init_from is not None:
+        first = folder.parent / Path(config.init_from).name
+        if (first / "config.json").is_file():
+            found["init_from"] = without_seed(first, read_run(first))
+    return found
+
+
 def by_label(runs: list[FinishedRun]) -> dict[str, list[FinishedRun]]:
     """Runs that differ in nothing but their seed, together; where labels coincide, they say what else differs."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        same = {name: value for name, value in run.config.to_dict().items() if name != "seed" and name not in FREE}
-        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+        groups.setdefault(json.dumps(without_seed(run.folder, run.config), sort_keys=True), []).append(run)
     labels: dict[str, list[list[FinishedRun]]] = {}
     for group in groups.values():
         labels.setdefault(group[0].label(), []).append(group)
