@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -554,10 +555,13 @@ def test_every_document_comes_once_an_epoch(task):
     assert [tuple(own.tolist()) for own in task.batch(15, 4, torch.Generator())["words"]] != words[:4]
 
 
-def test_f1_by_length_holds_every_document_once(task):
-    found = task.by_length(model(task, "deepsets"), bins=3)
-    assert sum(count for _, count, _ in found) == 40
-    assert [length for length, _, _ in found] == sorted(length for length, _, _ in found)
+def test_f1_by_length_is_that_of_fifths_of_the_documents(task):
+    own, fifths, lengths = model(task, "deepsets"), task.fifths(), task.lengths("test")
+    assert torch.equal(torch.cat(fifths).sort().values, torch.arange(40))
+    assert all(lengths[one].max() <= lengths[other].min() for one, other in pairwise(fifths))
+    found, (scores, truth) = task.evaluate(own), task.probabilities(own, "test")
+    expected = [float(f1_scores(scores[rows] >= 0.5, truth[rows])[0]) for rows in fifths]
+    assert [found[f"micro_f1_fifth_{number}"] for number in range(1, 6)] == expected
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,11 @@ def lengths_figure(runs: list[FinishedRun]) -> Figure:
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
     task = runs[0].task(Documents)
+    lengths = task.lengths("test")
+    places = [int(lengths[rows].median()) for rows in task.fifths()]
     for label, group in by_label(runs).items():
-        bins = [task.by_length(run.model()) for run in group]
-        places = [length for length, _, _ in bins[0]]
-        means = [sum(own[place][2] for own in bins) / len(bins) for place in range(len(places))]
+        fifths = [f"micro_f1_fifth_{number + 1}" for number in range(len(places))]
+        means = [sum(run.metrics[name] for run in group) / len(group) for name in fifths]
         axis.plot(places, means, "o-", markersize=3, label=label)
     axis.set(xscale="log", xlabel="tokens of a test document (middle of a fifth of them)", ylabel="micro F1")
     axis.legend(fontsize=7)
