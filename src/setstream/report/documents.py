@@ -133,15 +133,19 @@ def word_weights(model: SetModel, document: Tensor) -> tuple[Tensor, Tensor]:
     return ids, found / found.sum(1, keepdim=True)
 
 
-def slots_figure(task: Documents, model: SetModel, number: int, slots: int = 12, words: int = 24) -> Figure:
-    """Of one test document: the slots that differ most from the mean slot, and the words that they prefer."""
+def slots_figure(task: Documents, model: SetModel, number: int, slots: int = 12, words: int = 2) -> Figure:
+    """Of one test document: the slots that differ most from the mean slot, and the `words` that each prefers most.
+
+    A slot differs by Σ_v w_v log2(w_v / u_v), with w its weights and u those of the mean slot; a word by its term.
+    """
     plt = pyplot()
     ids, weights = word_weights(model, task.tokens.document(task.splits["test"].index[number]))
     usual = weights.mean(0)
     excess = (weights / usual).log2()  # how many times more than the mean slot, as a power of two
-    rows = (weights - usual).abs().sum(1).topk(min(slots, len(weights))).indices
-    chosen = (weights[rows] - usual).amax(0).topk(min(words, len(ids))).indices
-    chosen = chosen[(weights[rows][:, chosen] - usual[chosen]).argmax(0).argsort(stable=True)]  # a slot's words together
+    terms = torch.where(weights > 0, weights * excess, 0.0)
+    rows = terms.sum(1).topk(min(slots, len(weights))).indices
+    preferred = terms[rows].topk(min(words, len(ids)), 1).indices.flatten().tolist()
+    chosen = torch.tensor(list(dict.fromkeys(preferred)))  # a slot's words together, each word once
     names = tokenizer_of(task.bert).convert_ids_to_tokens(ids[chosen].tolist())
     figure, axis = plt.subplots(figsize=(1 + 0.3 * len(chosen), 1.6 + 0.22 * len(rows)), constrained_layout=True)
     shown = excess[rows][:, chosen]
