@@ -167,19 +167,24 @@ class ImportancePass(Pass):
                     if self.keep == "cache":
                         found[block.index] = g[0]
             drawn = self._draw(norms, lengths)
+            rows, wanted, places = [], [], []
             for block in self.blocks if drawn else ():
                 if block.index in drawn:
                     positions, scale = drawn[block.index]
                     g_block = found[block.index] if self.keep == "cache" else self._cotangent(block, context, cotangents)
-                    elements = block.packed.elements[positions].detach().requires_grad_(to_elements is not None)
-                    with torch.enable_grad(), self._autocast():
-                        features = self.encoder.features(elements)
-                    wanted = g_block[positions] * scale[:, None].to(g_block.dtype)
-                    back = gradients.add([features], [wanted], [] if to_elements is None else [elements])
-                    if to_elements is not None and back[0] is not None:
+                    rows.append(block.packed.elements[positions])
+                    wanted.append(g_block[positions] * scale[:, None].to(g_block.dtype))
+                    if to_elements is not None:
                         place = block.positions
                         assert place is not None  # elements that learn lie in memory
-                        to_elements[positions + place.start if isinstance(place, slice) else place[positions]] += back[0]
+                        places.append(positions + place.start if isinstance(place, slice) else place[positions])
+            if rows:  # they are few: one graph for all of them, and one gradient of each weight
+                elements = torch.cat(rows).detach().requires_grad_(to_elements is not None)
+                with torch.enable_grad(), self._autocast():
+                    features = self.encoder.features(elements)
+                back = gradients.add([features], [torch.cat(wanted)], [] if to_elements is None else [elements])
+                if to_elements is not None and back[0] is not None:
+                    to_elements[torch.cat(places)] += back[0]
         return self.finish(gradients, to_elements)
 
     def _cotangent(self, block: Block, context: Context, cotangents: dict[str, dict[str, Tensor]]) -> Tensor:
