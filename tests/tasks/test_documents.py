@@ -470,12 +470,18 @@ def test_tobert_reads_segments(task, bert):
         model(task, "tobert", segment=39)
 
 
-@pytest.mark.parametrize("name", ["tobert", "longformer"])
-def test_no_more_than_the_longest_is_read(task, name):
-    own, document = model(task, name, longest=10).double(), task.tokens.document(0)
-    assert len(document) > 10
-    torch.testing.assert_close(task.logits(own, [document]), task.logits(own, [document[:10]]))
-    assert not torch.allclose(task.logits(own, [document]), task.logits(own, [document[:9]]))
+@pytest.mark.parametrize("name", ["deepsets", "tobert"])
+def test_no_more_than_the_longest_is_read(task, folder, bert, name, monkeypatch):
+    short = Documents("eurlex", folder, bert, longest=10)
+    monkeypatch.setattr(short, "tokens", task.tokens)
+    assert torch.equal(short.lengths("test"), task.lengths("test"))  # what there is, not what is read
+    assert [len(own) for own in short.batch(0, 4, torch.Generator())["words"]] == [10] * 4
+    own, rows = model(task, name).double(), task.splits["test"].index[:3]
+    read, _ = short.probabilities(own, "test")
+    expected = task.logits(own, [task.tokens.document(row)[:10] for row in rows]).sigmoid()
+    torch.testing.assert_close(read[:3], expected.to(read.dtype))
+    with pytest.raises(ConfigurationError, match="longest is a number of tokens"):
+        Documents("eurlex", folder, bert, longest=0)
 
 
 def test_words_that_come_again_are_computed_once_and_count_each_time(task):

@@ -95,11 +95,16 @@ class Language(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Outputs (B, n, width) of vectors, and their pooled (B, width); mask (B, n), True = real."""
         if mask is None:
-            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            mask = everywhere(x)
         found = self.model(inputs_embeds=x, attention_mask=mask.long(), **options)
         outputs: Tensor = found.last_hidden_state
         pooled = getattr(found, "pooler_output", None)
         return outputs, outputs[:, 0] if pooled is None else pooled
+
+
+def everywhere(x: Tensor) -> Tensor:
+    """The mask of sequences (B, n, width) without padding: (B, n)."""
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
 
 def framed(x: Tensor, mask: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:

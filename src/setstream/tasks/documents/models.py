@@ -163,28 +163,19 @@ def tobert(
     segment: int = 200,
     layers: int = 2,
     heads: int = 4,
-    longest: int | None = None,
 ) -> SetModel:
-    """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs.
-
-    longest: read no more words than these, where memory does not suffice for all.
-    """
+    """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs."""
     read = read_pretrained(bert)
-    reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads, longest)
+    reader = SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads)
     return read_in_order(read, reader, words, labels, dropout)
 
 
 def longformer(
-    labels: int,
-    bert: str = "minilm",
-    words: str = "learned",
-    dropout: float = DROPOUT,
-    window: int = 256,
-    longest: int | None = None,
+    labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, window: int = 256
 ) -> SetModel:
-    """A Longformer made of the same BERT, reading the whole document; or its `longest` first words, where memory is short."""
+    """A Longformer made of the same BERT, reading the whole document."""
     read = read_pretrained(bert)
-    reader = WholeReader(Longformer(read.model, window), read.first, read.last, longest)
+    reader = WholeReader(Longformer(read.model, window), read.first, read.last)
     return read_in_order(read, reader, words, labels, dropout)
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.tasks.documents.language import Language, framed
+from setstream.tasks.documents.language import Language, everywhere, framed
 from setstream.tasks.documents.longformer import Longformer
 
 POOLS = ("cls", "mean")
@@ -41,13 +41,11 @@ class SlotReader(nn.Module):
 class SegmentReader(nn.Module):
     """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
 
-    def __init__(
-        self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int, longest: int | None
-    ) -> None:
+    def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
         super().__init__()
         if not 1 <= segment <= language.longest - 2:
             raise ConfigurationError(f"a segment has 1 to {language.longest - 2} words in this model; got {segment}")
-        self.language, self.segment, self.longest = language, segment, longest
+        self.language, self.segment = language, segment
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
         width = language.width
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
@@ -55,7 +53,7 @@ class SegmentReader(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, width) of words (B, n, width), real ones first."""
-        x, mask = beginning(x, mask, self.longest)
+        mask = everywhere(x) if mask is None else mask
         batch, size = x.shape[:2]
         count = math.ceil(size / self.segment)
         padding = count * self.segment - size
@@ -74,21 +72,15 @@ class SegmentReader(nn.Module):
 class WholeReader(nn.Module):
     """All words of a document through a Longformer."""
 
-    def __init__(self, language: Longformer, first: Tensor, last: Tensor, longest: int | None) -> None:
+    def __init__(self, language: Longformer, first: Tensor, last: Tensor) -> None:
         super().__init__()
-        self.language, self.longest = language, longest
+        self.language = language
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, width) of words (B, n, width), real ones first."""
-        pooled: Tensor = self.language(*framed(*beginning(x, mask, self.longest), self.first, self.last))[1]
+        pooled: Tensor = self.language(*framed(x, everywhere(x) if mask is None else mask, self.first, self.last))[1]
         return pooled
-
-
-def beginning(x: Tensor, mask: Tensor | None, longest: int | None) -> tuple[Tensor, Tensor]:
-    """The first `longest` words of documents (None: all), and which of them are real."""
-    mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
-    return x[:, :longest], mask[:, :longest]
 
 
 def places(count: int, width: int) -> Tensor:

@@ -30,7 +30,7 @@ from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
 #: Each corpus with its smallest document, in words, and how many training documents a label needs.
-CORPORA = {"reuters": (200, 20), "rfcs": (0, 10), "pubmed": (0, 50), "eurlex": (0, 1)}
+CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 1)}
 TEST_BATCH = 8
 
 
@@ -40,7 +40,8 @@ class Documents(Task):
     corpus:         reuters, rfcs, pubmed or eurlex; the last is read from `folder`, rfcs and pubmed may be.
     bert:           the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
     fewest_words:   of a document; None: 200 for reuters, none for others.
-    label_minimum:  training documents that a label needs; None: 20 for reuters, 10 for rfcs, 50 for pubmed, 1 for eurlex.
+    label_minimum:  training documents that a label needs; None: 20 for reuters, 30 for rfcs, 50 for pubmed, 1 for eurlex.
+    longest:        tokens at the beginning of a document that are read, where memory does not suffice for all; None: all.
     test_chunk:     words at a time in a test.
     quick:          validation documents that are looked at while training goes on.
     """
@@ -56,6 +57,7 @@ class Documents(Task):
         bert: str = "minilm",
         fewest_words: int | None = None,
         label_minimum: int | None = None,
+        longest: int | None = None,
         test_chunk: int = 1000,
         quick: int = 400,
     ) -> None:
@@ -65,8 +67,11 @@ class Documents(Task):
             raise ConfigurationError("the corpus eurlex is read from a folder: give task.folder=PATH")
         if corpus == "reuters" and folder is not None:
             raise ConfigurationError("the corpus reuters is fetched: leave task.folder out")
+        if longest is not None and longest < 1:
+            raise ConfigurationError(f"longest is a number of tokens, 1 or more, or None for all; got {longest}")
         words, minimum = CORPORA[corpus]
-        self.corpus, self.folder, self.bert, self.test_chunk, self.quick = corpus, folder, bert, test_chunk, quick
+        self.corpus, self.folder, self.bert, self.longest = corpus, folder, bert, longest
+        self.test_chunk, self.quick = test_chunk, quick
         self.fewest_words = words if fewest_words is None else fewest_words
         self.label_minimum = minimum if label_minimum is None else label_minimum
 
@@ -103,6 +108,10 @@ class Documents(Task):
         """Sizes of the corpus: documents, labels, words."""
         return statistics_of(self.tokens, self.labels, self.splits)
 
+    def documents(self, indices: list[int]) -> list[Tensor]:
+        """The ids of each document that a model reads."""
+        return [self.tokens.document(index, self.longest) for index in indices]
+
     def lengths(self, split: str) -> Tensor:
         """Tokens of each document."""
         return torch.tensor([self.tokens.length(index) for index in self.splits[split].index])
@@ -120,7 +129,7 @@ class Documents(Task):
         """Documents in an order that is drawn anew for every epoch."""
         train = self.splits["train"]
         rows = in_epochs(step, size, len(train))
-        return {"words": [self.tokens.document(train.index[row]) for row in rows], "labels": train.labels[rows].float()}
+        return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """Cross-entropy, summed over the labels."""
@@ -141,7 +150,7 @@ class Documents(Task):
         by_length = rows[self.lengths(split)[rows].argsort(stable=True)]  # like with like: little padding
         found = torch.empty(len(own), len(self.labels))
         for some in by_length.split(TEST_BATCH):
-            found[some] = self.logits(model, [self.tokens.document(own.index[row]) for row in some.tolist()]).sigmoid().cpu()
+            found[some] = self.logits(model, self.documents([own.index[row] for row in some.tolist()])).sigmoid().float().cpu()
         return found[rows], own.labels[rows]
 
     @torch.no_grad()

@@ -42,9 +42,9 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.about)
 
-    def document(self, index: int) -> Tensor:
-        """The ids of one document, (N,) int64."""
-        return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]].astype(np.int64))
+    def document(self, index: int, longest: int | None = None) -> Tensor:
+        """The ids of one document, or its `longest` first ones: (N,) int64."""
+        return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]][:longest].astype(np.int64))
 
     def length(self, index: int) -> int:
         """How many tokens a document has."""
