@@ -40,6 +40,7 @@ def test_the_report_has_table_figures_and_words(task, folder, bert, tmp_path):
         "Documents: eurlex",
         "umbc+bert (subset 14",
         "MiB kept",
+        "1 + 1",  # steps of both stages
         "length of the document",
         "size of the gradient set",
     ):

@@ -44,17 +44,23 @@ def gradient_sets(runs: list[FinishedRun]) -> set[tuple[str, int]]:
     return {(run.config.gradient, run.config.chunk_size * run.config.grad_chunks) for run in runs}
 
 
-def kept_mib(run: FinishedRun, task: Documents) -> float:
+def stages(run: FinishedRun, runs: list[FinishedRun]) -> list[FinishedRun]:
+    """The run that a run began with, if it is among the others, and the run."""
+    began = Path(run.config.init_from).name if run.config.init_from else None
+    return [*(own for own in runs if own.folder.name == began), run]
+
+
+def kept_mib(run: FinishedRun) -> float:
     """What one training step keeps for its way back, in MiB; weights and moments are there anyway."""
-    config = run.config
+    config, task = run.config, run.task(Documents)
     model = run.model().train()
     batch = task.batch(0, config.batch, torch.Generator())
     own = Encode(config.gradient, config.chunk_size, config.grad_chunks)
     return kept_bytes(lambda: task.loss(model, batch, own)) / 2**20
 
 
-def results_table(page: Page, runs: list[FinishedRun]) -> None:
-    """F1 at 0.5 and at the tuned threshold, and memory, of every kind of run."""
+def results_table(page: Page, runs: list[FinishedRun], every: list[FinishedRun]) -> None:
+    """F1 at 0.5 and at the tuned threshold, memory and time, of every kind of run; `every`: first stages, too."""
     task = runs[0].task(Documents)
     rows = []
     for label, group in by_label(runs).items():
@@ -62,13 +68,15 @@ def results_table(page: Page, runs: list[FinishedRun]) -> None:
         first = group[0]
         interval = f"{first.metrics['micro_f1_low']:.3f} to {first.metrics['micro_f1_high']:.3f}"
         consistent = "yes" if first.model().encoder.pool.consistent else "no"
-        seconds = [1000 * run.result["seconds"] / max(1, run.result["steps_timed"]) for run in group]
-        costs = [f"{kept_mib(first, task):.0f}", f"{sum(seconds) / len(seconds):.0f}"]
-        rows.append([label, consistent, *cells, interval, *costs, str(len(group)), f"{first.config.steps:,}"])
+        seconds = [sum(stage.result["seconds"] for stage in stages(run, every)) for run in group]
+        steps = " + ".join(f"{stage.config.steps:,}" for stage in stages(first, every))
+        costs = [f"{kept_mib(first):.0f}", f"{sum(seconds) / len(seconds) / 60:.1f}"]
+        rows.append([label, consistent, *cells, interval, *costs, str(len(group)), steps])
     rows.sort(key=lambda row: -float(row[2].split()[0]))
     columns = ["model (gradient)", "MBC", "micro F1", "macro F1", "micro F1, tuned τ", "macro F1, tuned τ"]
-    columns += ["micro F1, 95%", "MiB kept", "ms a step", "seeds", "steps"]
+    columns += ["micro F1, 95%", "MiB kept", "minutes", "seeds", "steps"]
     note = "± over seeds; the interval is that of the first seed over test documents. MiB kept: by autograd for one batch."
+    note += " Minutes: of training, all stages."
     page.table(columns, rows, f"On {len(task.splits['test']):,} test documents. {note}")
 
 
@@ -175,7 +183,7 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
         final = [run for run in own if run not in alike]
         if compared and any(run.config.model == alike[0].config.model for run in final):
             own = final  # runs of a first stage alone that compare gradients have a table of their own
-        results_table(page, own)
+        results_table(page, own, every)
         if compared:
             name = alike[0].config.model
             gradients_table(page, alike)
