@@ -561,6 +561,15 @@ def test_every_document_comes_once_an_epoch(task):
     assert [tuple(own.tolist()) for own in task.batch(15, 4, torch.Generator())["words"]] != words[:4]
 
 
+def test_the_order_of_documents_follows_from_the_seed(task, tmp_path):
+    def first(seed: int) -> list[list[int]]:
+        config = TrainConfig("documents", "deepsets", model_options=SMALL["deepsets"], seed=seed, steps=1, tensorboard=False)
+        Trainer(task, config, tmp_path / str(seed), shown=False)
+        return [own.tolist() for own in task.batch(0, 8, torch.Generator())["words"]]
+
+    assert first(0) == first(0) != first(1)
+
+
 def test_f1_by_length_is_that_of_fifths_of_the_documents(task):
     own, fifths, lengths = model(task, "deepsets"), task.fifths(), task.lengths("test")
     assert torch.equal(torch.cat(fifths).sort().values, torch.arange(40))

@@ -84,6 +84,8 @@ class Task(ABC):
     summary: ClassVar[str] = ""
     #: Its models by name: each a function of keyword options that gives a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
+    #: The seed of the run that trains it, which the trainer sets: what the order of examples in epochs follows from.
+    seed: int = 0
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the task's models."""

@@ -83,6 +83,7 @@ class Trainer:
 
     def __init__(self, task: Task, config: TrainConfig, folder: str | Path, *, shown: bool = True) -> None:
         self.task, self.config, self.folder, self.shown = task, config, Path(folder), shown
+        task.seed = config.seed
         self.device = choose_device(config.device, local_rank())
         self.processes = Processes.join(self.device)
         if config.threads is not None:

@@ -128,7 +128,7 @@ class Documents(Task):
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Documents in an order that is drawn anew for every epoch."""
         train = self.splits["train"]
-        rows = in_epochs(step, size, len(train))
+        rows = in_epochs(step, size, len(train), self.seed)
         return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:

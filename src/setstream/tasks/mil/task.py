@@ -98,7 +98,7 @@ class Mil(Task):
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Bags in an order that is drawn anew for every epoch."""
-        picked = self.train.select(in_epochs(step, size, len(self.train), self.repeat))
+        picked = self.train.select(in_epochs(step, size, len(self.train), self.seed, self.repeat))
         return {"bags": picked.bags, "label": picked.labels.float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
