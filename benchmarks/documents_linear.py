@@ -33,8 +33,8 @@ def counts(task: Documents, split: str, words: int) -> sparse.csr_matrix:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpora", nargs="+", choices=[name for name in CORPORA if name != "eurlex"])
-    parser.add_argument("--strengths", type=float, nargs="+", default=[10.0, 100.0, 1000.0])
+    parser.add_argument("corpora", nargs="+", choices=[name for name in CORPORA if name != "eurlex"], help="by name")
+    parser.add_argument("--strengths", type=float, nargs="+", default=[10.0, 100.0, 1000.0], help="C, to choose from")
     options = parser.parse_args()
     print("| corpus | strength | micro F1 | macro F1 | micro F1, tuned τ | macro F1, tuned τ | seconds |\n" + "|---" * 7 + "|")
     for name in options.corpora:

@@ -2,9 +2,10 @@
 
     python benchmarks/documents_memory.py                                     1,000 and 100,000 words
     python benchmarks/documents_memory.py --models umbc+bert --sizes 1000 1000000
+    python benchmarks/documents_memory.py --models umbc+anchors+bert --gradient importance --features recompute
 
 A document of N random words, 50 labels, the pretrained minilm, AdamW. The models that see multisets of words train with 100
-words that carry the gradient (`unbiased`); tobert and longformer hold a graph of the whole document, and read --largest-whole
+words that carry the gradient (--gradient); tobert and longformer hold a graph of the whole document, and read --largest-whole
 words at most. Peak is the largest resident memory of the process, of which `before` was there after a step on 1,000 words.
 """
 
@@ -26,7 +27,7 @@ from setstream.tasks.documents.models import MODELS
 LABELS, WARM = 50, 1000
 
 
-def worker(name: str, size: int, bert: str, gradient: str) -> None:
+def worker(name: str, size: int, bert: str, gradient: str, features: str) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = MODELS[name](labels=LABELS, bert=bert).train()
@@ -38,7 +39,8 @@ def worker(name: str, size: int, bert: str, gradient: str) -> None:
     def step(n: int) -> tuple[float, float]:
         document, wall, process = torch.randint(words, (n,)), time.perf_counter(), time.process_time()
         optimizer.zero_grad()
-        logits = model.head(encode(model.encoder, [document], chunk_size=100, gradient=gradient))
+        z = encode(model.encoder, [document], chunk_size=100, gradient=gradient, features=features)
+        logits = model.head(z)
         F.binary_cross_entropy_with_logits(logits, torch.zeros_like(logits)).backward()
         optimizer.step()
         return time.perf_counter() - wall, time.process_time() - process
@@ -51,15 +53,16 @@ def worker(name: str, size: int, bert: str, gradient: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 100_000])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 100_000], help="words of the document")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="by name")
     parser.add_argument("--gradient", default="unbiased", help="of the models that see multisets")
-    parser.add_argument("--bert", default="minilm")
+    parser.add_argument("--features", default="cache", help="of importance: cache, recompute or a folder")
+    parser.add_argument("--bert", default="minilm", help="the pretrained model: minilm, or a local folder")
     parser.add_argument("--largest-whole", type=int, default=4000, help="most words for tobert and longformer: some gigabytes")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker[0], int(options.worker[1]), options.bert, options.gradient)
+        worker(options.worker[0], int(options.worker[1]), options.bert, options.gradient, options.features)
         return
     print(
         "| model | gradient | words | peak MiB | of which before the step | seconds | of the processor |\n" + "|---" * 7 + "|"
@@ -69,7 +72,8 @@ def main() -> None:
             whole = name in ("tobert", "longformer")
             size = min(size, options.largest_whole) if whole else size
             command = [sys.executable, __file__, "--worker", name, str(size), "--bert", options.bert]
-            done = subprocess.run([*command, "--gradient", options.gradient], capture_output=True, text=True, check=False)
+            command += ["--gradient", options.gradient, "--features", options.features]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 said = done.stderr.strip().splitlines()
                 print(

@@ -184,6 +184,8 @@ def _encode_served(
             return encoder.close(Pass(encoder, blocks, empty, context, group).run())
     job: Pass
     if gradient == "importance":
+        if draws_numbers(encoder, first.elements.to(empty.device)):
+            raise ConfigurationError(ImportancePass.RANDOM)
         wanted = grad_chunks * chunk_size
         job = ImportancePass(
             encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator

@@ -470,8 +470,9 @@ def test_randomness_that_no_class_name_tells_is_noticed(tmp_path):
             return nn.functional.dropout(self.linear(x), 0.5, self.training)
 
     encoder = ss.SetEncoder(Noisy(), ss.UMBC(8, 2)).train()
-    with pytest.raises(ss.errors.ConfigurationError, match="draws random numbers"):
-        ss.encode(encoder, torch.randn(1, 20, 3), gradient="importance")
+    for sets in (torch.randn(1, 20, 3), ss.Chunks(torch.randn(1, 20, 3).split(5, 1))):
+        with pytest.raises(ss.errors.ConfigurationError, match="draws random numbers"):
+            ss.encode(encoder, sets, gradient="importance")
     with pytest.raises(ss.errors.ConfigurationError, match="a folder that exists"):
         ss.encode(encoder.eval(), torch.randn(1, 20, 3), gradient="importance", features="cach")
 

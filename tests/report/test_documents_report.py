@@ -4,7 +4,7 @@ import torch
 
 from setstream.report import documents as evidence
 from setstream.report import write_report
-from setstream.report.runs import find_runs
+from setstream.report.runs import FinishedRun, find_runs
 from setstream.training import TrainConfig, Trainer
 from tests.tasks.test_documents import SMALL, bert, folder, model, task
 
@@ -49,6 +49,12 @@ def test_the_report_has_table_figures_and_words(task, folder, bert, tmp_path):
     for label, places in {"umbc+bert (unbiased 7": (True, True), "umbc+bert (subset 14": (False, True)}.items():
         assert (label in main, label in gradients) == places, label  # of the three, only `two` has a second stage
     assert text.count("Words that slots attend to") == 2 * 3  # alternative text and caption of three documents
+
+
+def test_the_time_of_a_resumed_run_is_that_of_all_its_steps(tmp_path):
+    config = TrainConfig("documents", "deepsets")
+    assert FinishedRun(tmp_path, config, {"step": 400, "steps_timed": 100, "seconds": 30.0}).seconds() == 120.0
+    assert FinishedRun(tmp_path, config, {"step": 400, "seconds": 30.0}).seconds() == 30.0
 
 
 def test_weights_of_a_words_places_add_up(task):

@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +15,7 @@ from sklearn.metrics import f1_score
 
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
+from setstream.report.costs import kept_bytes
 from setstream.tasks.documents import MODELS, Documents
 from setstream.tasks.documents.anchored import kinds_of_words
 from setstream.tasks.documents.corpus import by_order
@@ -116,6 +121,25 @@ def test_eurlex_in_its_published_layout(folder, tmp_path):
         (tmp_path / name / "a.json").write_text("[]")
     with pytest.raises(DataError, match=r"a\.json: a law is a mapping"):
         list(eurlex(str(tmp_path)).read())
+    (tmp_path / "train" / "a.json").write_text(json.dumps({"main_body": [["q"]], "concepts": []}))
+    with pytest.raises(DataError, match=r"a\.json: header, recitals, main_body, attachments are texts"):
+        list(eurlex(str(tmp_path)).read())
+
+
+def test_a_document_that_changes_its_split_or_its_labels_is_read_again(tmp_path):
+    for name in ("train", "dev", "test"):
+        (tmp_path / name).mkdir()
+        for stem in "ab":
+            (tmp_path / name / f"{name}-{stem}.json").write_text("{}")
+    before = eurlex(str(tmp_path)).stamp
+    (tmp_path / "train" / "train-b.json").rename(tmp_path / "dev" / "train-b.json")
+    assert eurlex(str(tmp_path)).stamp != before
+    (tmp_path / "rfc1.txt").write_text("d e")
+    (tmp_path / "rfc1.json").write_text(json.dumps({"keywords": ["tcp"]}))
+    before = rfcs(str(tmp_path)).stamp
+    assert rfcs(str(tmp_path)).stamp == before
+    (tmp_path / "rfc1.json").write_text(json.dumps({"keywords": ["udp", "ip"]}))
+    assert rfcs(str(tmp_path)).stamp != before
 
 
 def test_rfcs_of_a_folder(tmp_path):
@@ -129,6 +153,14 @@ def test_rfcs_of_a_folder(tmp_path):
     assert [(own.id, own.text, own.labels) for own in found] == [("rfc1", "a b c", ("flow control", "tcp"))]
     with pytest.raises(DataError, match="holds no rfcN.txt"):
         rfcs(str(tmp_path / "none"))
+    for content, message in (
+        ("{", "is no JSON"),
+        ("{}", "a list of `keywords`"),
+        ('{"keywords": null}', "a list of `keywords`"),
+    ):
+        (tmp_path / "rfc1.json").write_text(content)
+        with pytest.raises(DataError, match=rf"rfc1\.json: .*{message}"):
+            list(rfcs(str(tmp_path)).read())
 
 
 def test_pubmed_of_a_folder(tmp_path):
@@ -146,6 +178,11 @@ def test_pubmed_of_a_folder(tmp_path):
     assert [(own.id, own.text, own.labels) for own in found] == [("1", "On it\nWhy. How.", ("Animals", "Rats"))]
     with pytest.raises(DataError, match=r"holds no \*\.xml\.gz"):
         pubmed(str(tmp_path / "none"))
+    whole = (tmp_path / "a.xml.gz").read_bytes()
+    for broken in (whole[:-20], gzip.compress(b"<PubmedArticleSet>"), b"no gzip at all"):
+        (tmp_path / "a.xml.gz").write_bytes(broken)
+        with pytest.raises(DataError, match=r"a\.xml\.gz: is no whole file of PubMed"):
+            list(pubmed(str(tmp_path)).read())
 
 
 def test_splits_by_order_are_seven_one_and_two_tenths():
@@ -207,6 +244,19 @@ def test_labels_need_enough_training_documents(folder, bert):
         _ = Documents("eurlex", folder, bert, label_minimum=61).labels
 
 
+def test_labels_that_no_training_document_carries_count_where_all_are_wanted(folder, bert, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "laws")
+    file = tmp_path / "laws" / "test" / "000.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"concepts": ["unseen"]}))
+    monkeypatch.setenv("SETSTREAM_DATA", str(tmp_path / "cache"))
+    every, trained = (Documents("eurlex", str(tmp_path / "laws"), bert, label_minimum=least) for least in (None, 1))
+    assert set(every.labels) - set(trained.labels) == {"unseen"}
+    assert len(every.splits["test"]) == 40 == len(trained.splits["test"]) + 1
+    assert int(every.splits["test"].labels[:, every.labels.index("unseen")].sum()) == 1
+    own = every.build("deepsets").eval()
+    assert torch.isfinite(every.logits(own, [every.tokens.document(0)])).all()
+
+
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +295,7 @@ def test_intervals_are_those_of_documents_drawn_anew():
         "macro_f1_high": ends[1, 1],
     }
     assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-6)
+    assert intervals(predicted, truth, draws=101).keys() == found.keys()  # a last part of one draw
 
 
 # -- language models --------------------------------------------------------------------------------------------------
@@ -330,6 +381,39 @@ def test_another_kind_of_model_may_stand_where_bert_stands(bert, task, tmp_path)
     assert task.logits(own.eval(), [task.tokens.document(0)]).shape == (1, 5)
     with pytest.raises(ConfigurationError, match="'none' is no pretrained model"):
         task.build("deepsets", bert="none")
+
+
+@pytest.mark.parametrize("kind", ["Electra", "Albert"])
+@pytest.mark.parametrize("name", ["umbc+bert", "umbc+anchors+bert", "tobert"])
+def test_word_vectors_may_be_narrower_than_outputs(bert, task, tmp_path, kind, name):
+    """8 and 16 numbers; a document is read as it is alone, whatever the others' lengths."""
+    import transformers
+
+    sizes = {"embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=65, **sizes, max_position_embeddings=40, initializer_range=0.3)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    own = model(task, name, bert=str(tmp_path))
+    documents = [torch.arange(5, 5 + size) for size in (3, 50, 20)]
+    together = task.logits(own, documents)
+    alone = torch.cat([task.logits(own, [document]) for document in documents])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    ends = task.logits(own, [torch.cat([documents[1][:-1], torch.tensor([60])])])
+    assert (ends - together[1]).abs().max() > 1e-4  # the last segment is read, too
+
+
+def test_positions_that_a_model_does_not_use_are_not_counted(bert, task, tmp_path):
+    from transformers import AutoTokenizer, RobertaConfig, RobertaModel, XLNetConfig, XLNetModel
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    RobertaModel(RobertaConfig(vocab_size=65, **sizes, max_position_embeddings=40, pad_token_id=1)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="1 to 36 words"):
+        model(task, "tobert", bert=str(tmp_path), segment=37)
+    own = model(task, "tobert", bert=str(tmp_path), segment=36)
+    assert task.logits(own, [torch.arange(5, 60)]).shape == (1, 5)
+    assert Language(XLNetModel(XLNetConfig(vocab_size=65, d_model=16, n_layer=1, n_head=2, d_inner=8))).longest is None
 
 
 # -- models -----------------------------------------------------------------------------------------------------------
@@ -480,8 +564,6 @@ def test_no_more_than_the_longest_is_read(task, folder, bert, name, monkeypatch)
     read, _ = short.probabilities(own, "test")
     expected = task.logits(own, [task.tokens.document(row)[:10] for row in rows]).sigmoid()
     torch.testing.assert_close(read[:3], expected.to(read.dtype))
-    with pytest.raises(ConfigurationError, match="longest is a number of tokens"):
-        Documents("eurlex", folder, bert, longest=0)
 
 
 def test_words_that_come_again_are_computed_once_and_count_each_time(task):
@@ -553,6 +635,24 @@ def test_every_model_learns_through_the_trainer(task, folder, bert, tmp_path, na
 def test_models_that_need_order_refuse_chunks(task):
     with pytest.raises(ConfigurationError, match="gradient = full, not unbiased"):
         task.loss(model(task, "tobert"), task.batch(0, 2, torch.Generator()), Encode("unbiased", 7))
+    with pytest.raises(ConfigurationError, match="parallel = data, not set"):
+        task.loss(model(task, "tobert"), task.batch(0, 2, torch.Generator()), Encode("full", group=object()))
+
+
+def test_importance_may_recompute_what_it_would_keep(task):
+    """The same gradient from the same draw, and nothing kept but what the head needs."""
+    own, batch = model(task, "umbc+anchors+bert").train(), task.batch(0, 4, torch.Generator())
+    found, kept = {}, {}
+    for features in ("cache", "recompute"):
+        encode = Encode("importance", chunk_size=7, features=features)
+        kept[features] = kept_bytes(lambda encode=encode: task.loss(own, batch, encode), own.parameters())
+        own.zero_grad()
+        torch.manual_seed(3)
+        task.loss(own, batch, encode).backward()
+        found[features] = {name: value.grad for name, value in own.named_parameters() if value.grad is not None}
+    torch.testing.assert_close(found["recompute"], found["cache"])
+    words = sum(len(document) for document in batch["words"])
+    assert kept["cache"] >= kept["recompute"] + 4 * words * 16
 
 
 def test_every_document_comes_once_an_epoch(task):
@@ -585,11 +685,27 @@ def test_f1_by_length_is_that_of_fifths_of_the_documents(task):
         ({"corpus": "books"}, "unknown corpus 'books': choose one of reuters"),
         ({"corpus": "eurlex"}, "give task.folder=PATH"),
         ({"folder": "x"}, "leave task.folder out"),
+        ({"inverted": False}, "sections of eurlex; reuters has none"),
+        *(({name: 0}, f"{name} must be at least 1; got 0") for name in ("longest", "test_chunk", "quick")),
     ],
 )
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigurationError, match=message):
         Documents(**options)
+
+
+def test_the_command_tells_of_a_corpus_and_of_errors(folder, bert, tmp_path):
+    def told(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "setstream.tasks.documents", *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"SETSTREAM_DATA": str(tmp_path)}
+        )
+
+    found = told(f"eurlex={folder}", "--bert", bert)
+    assert [line.split() for line in found.stdout.splitlines()[:2]] == [["eurlex"], ["documents", "120"]]
+    assert "CORPUS" in told("--help").stdout
+    wrong = told("books")
+    assert (wrong.returncode, wrong.stderr.splitlines()[0][:29]) == (1, "error: unknown corpus 'books'")
 
 
 @pytest.mark.parametrize(

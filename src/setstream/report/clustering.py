@@ -49,7 +49,7 @@ SIZES = [64, 128, 256, 512, 1024, 2048]
 def cost_of_a_chunk(model: SetModel, dim: int = 2) -> tuple[float, float]:
     """Kilobytes that autograd keeps, and milliseconds forward, for one chunk of eight points."""
     x = torch.randn(1, 8, dim)
-    kept = kept_bytes(lambda: model.head(model.encoder(x)).means.sum())
+    kept = kept_bytes(lambda: model.head(model.encoder(x)).means.sum(), model.parameters())
     with torch.no_grad():
         return kept / 1024, milliseconds(lambda: model.head(model.encoder(x)))
 

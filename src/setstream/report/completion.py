@@ -143,7 +143,7 @@ def kept_kilobytes(model: SetModel, context: Tensor, chunk: int) -> float:
     """What a training step keeps of the encoder: one chunk's worth where the model is consistent, all where it is not."""
     gradient = "unbiased" if model.encoder.pool.consistent else "full"
     model.train()
-    kept = kept_bytes(lambda: encode(model.encoder, context, chunk_size=chunk, gradient=gradient))
+    kept = kept_bytes(lambda: encode(model.encoder, context, chunk_size=chunk, gradient=gradient), model.parameters())
     model.eval()
     return kept / 1024
 

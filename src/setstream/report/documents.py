@@ -55,8 +55,8 @@ def kept_mib(run: FinishedRun) -> float:
     config, task = run.config, run.task(Documents)
     model = run.model().train()
     batch = task.batch(0, config.batch, torch.Generator())
-    own = Encode(config.gradient, config.chunk_size, config.grad_chunks)
-    return kept_bytes(lambda: task.loss(model, batch, own)) / 2**20
+    own = Encode(config.gradient, config.chunk_size, config.grad_chunks, features=config.features)
+    return kept_bytes(lambda: task.loss(model, batch, own), model.parameters()) / 2**20
 
 
 def results_table(page: Page, runs: list[FinishedRun], every: list[FinishedRun]) -> None:
@@ -68,7 +68,7 @@ def results_table(page: Page, runs: list[FinishedRun], every: list[FinishedRun])
         first = group[0]
         interval = f"{first.metrics['micro_f1_low']:.3f} to {first.metrics['micro_f1_high']:.3f}"
         consistent = "yes" if first.model().encoder.pool.consistent else "no"
-        seconds = [sum(stage.result["seconds"] for stage in stages(run, every)) for run in group]
+        seconds = [sum(stage.seconds() for stage in stages(run, every)) for run in group]
         steps = " + ".join(f"{stage.config.steps:,}" for stage in stages(first, every))
         costs = [f"{kept_mib(first):.0f}", f"{sum(seconds) / len(seconds) / 60:.1f}"]
         rows.append([label, consistent, *cells, interval, *costs, str(len(group)), steps])

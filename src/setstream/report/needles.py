@@ -79,7 +79,7 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     for kind, rates in by_kind_and_rate(runs).items():
         for rate, own in rates.items():
             cells = [mean_and_spread([run.metrics[name] for run in own]) for name in METRICS]
-            seconds = mean_and_spread([float(run.result["seconds"]) for run in own])
+            seconds = mean_and_spread([run.seconds() for run in own])
             rows.append([kind, f"{1000 * rate:g}", *cells, seconds, str(len(own))])
     page.table(["training", "needles in 1000", *METRICS, "seconds", "seeds"], rows)
     for metric in ("auroc", "accuracy"):

@@ -32,6 +32,10 @@ class FinishedRun:
         found: dict[str, float] = self.result["metrics"]
         return found
 
+    def seconds(self) -> float:
+        """How long training took; of a run that was stopped and resumed, as its last part says."""
+        return float(self.result["seconds"]) * self.result["step"] / max(1, self.result.get("steps_timed", self.result["step"]))
+
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """A test metric by step."""
         lines = read_metrics(self.folder, "test") + read_metrics(self.folder, "final")

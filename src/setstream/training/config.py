@@ -53,6 +53,7 @@ class TrainConfig:
     gradient: str = "unbiased"
     chunk_size: int = 8
     grad_chunks: int = 1
+    features: str = "cache"  # of importance: in memory, in files under a folder (its path), or "recompute": constant memory
 
     init_from: str | None = None  # a run folder or a file of weights to begin with
     freeze: list[str] = field(default_factory=list)  # beginnings of names of parameters that stay as they are

@@ -42,9 +42,15 @@ class Encode:
     """
 
     def __init__(
-        self, gradient: str = "full", chunk_size: int = 256, grad_chunks: int = 1, group: ProcessGroup | None = None
+        self,
+        gradient: str = "full",
+        chunk_size: int = 256,
+        grad_chunks: int = 1,
+        group: ProcessGroup | None = None,
+        features: str = "cache",
     ) -> None:
         self.gradient, self.chunk_size, self.grad_chunks, self.group = gradient, chunk_size, grad_chunks, group
+        self.features = features
 
     def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
         """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
@@ -61,6 +67,7 @@ class Encode:
             gradient=self.gradient,
             grad_chunks=self.grad_chunks,
             group=self.group,
+            features=self.features,
         )
 
     def sees(self, sets: Tensor) -> Tensor:

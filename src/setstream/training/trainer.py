@@ -110,7 +110,7 @@ class Trainer:
     def _run(self) -> Result:
         config, own = self.config, self.processes
         group = own.group if config.parallel == "set" else None
-        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group)
+        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features)
         module: nn.Module = _Step(self.task, self.model, encode)
         if own.world > 1 and config.parallel == "data":
             module = DistributedDataParallel(module)

@@ -1,6 +1,6 @@
 """What a corpus is: documents with labels, each in one of three splits.
 
-    labels kept = { l : at least `label_minimum` training documents carry l }
+    labels kept = { l : at least `label_minimum` training documents carry l }          0: also those that none carries
 
 A document that keeps no label is left out, and counted. A split depends on the document alone, never on a random number.
 """
@@ -8,11 +8,13 @@ A document that keeps no label is left out, and counted. A split depends on the 
 from __future__ import annotations
 
 import hashlib
+import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from setstream.errors import DataError
 
@@ -57,18 +59,29 @@ def by_order(position: int, total: int) -> str:
 
 
 def stamp_of(files: Iterable[Path]) -> str:
-    """Names, sizes and times of files as a few letters."""
-    lines = (f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
+    """Names with their folders, sizes and times of files as a few letters."""
+    lines = (f"{file.parent.name}/{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def read_json(file: Path) -> Any:
+    """What a file holds, or an error that names it."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: is no JSON that can be read: {error}") from error
 
 
 def label_set(documents: Iterable[tuple[str, tuple[str, ...]]], label_minimum: int) -> list[str]:
     """Labels of at least so many training documents, in the order of their names, from pairs (split, labels).
 
-    >>> label_set([("train", ("a", "b")), ("train", ("a",)), ("test", ("b",))], 2)
-    ['a']
+    >>> documents = [("train", ("a", "b")), ("train", ("a",)), ("test", ("b", "c"))]
+    >>> label_set(documents, 2), label_set(documents, 0)
+    (['a'], ['a', 'b', 'c'])
     """
-    counts = Counter(label for split, labels in documents if split == "train" for label in set(labels))
+    counts: Counter[str] = Counter()
+    for split, labels in documents:
+        counts.update(dict.fromkeys(labels, int(split == "train")))
     found = sorted(label for label, count in counts.items() if count >= label_minimum)
     if not found:
         most = max(counts.values(), default=0)

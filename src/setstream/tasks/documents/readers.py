@@ -33,7 +33,7 @@ class SlotReader(nn.Module):
         self.first = nn.Parameter(first.clone())
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, width)."""
+        """(B, out_width)."""
         outputs, pooled = self.language(torch.cat([self.first.expand(len(z), 1, -1), z], 1))
         return pooled if self.pool == "cls" else outputs[:, 1:].mean(1)
 
@@ -43,16 +43,17 @@ class SegmentReader(nn.Module):
 
     def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
         super().__init__()
-        if not 1 <= segment <= language.longest - 2:
-            raise ConfigurationError(f"a segment has 1 to {language.longest - 2} words in this model; got {segment}")
+        most = math.inf if language.longest is None else language.longest - 2
+        if not 1 <= segment <= most:
+            raise ConfigurationError(f"a segment has 1 to {most} words in this model; got {segment}")
         self.language, self.segment = language, segment
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
-        width = language.width
+        width = language.out_width
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
         self.over = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, width) of words (B, n, width), real ones first."""
+        """(B, out_width) of words (B, n, width), real ones first."""
         mask = everywhere(x) if mask is None else mask
         batch, size = x.shape[:2]
         count = math.ceil(size / self.segment)
@@ -62,9 +63,9 @@ class SegmentReader(nn.Module):
         seen = own.any(2)  # (B, S): segments that hold a word; the others are not read
         longest = int(own[seen].sum(1).max())
         rows, real = framed(words[seen][:, :longest], own[seen][:, :longest], self.first, self.last)
-        vectors = x.new_zeros(batch, count, x.shape[-1])
+        vectors = x.new_zeros(batch, count, self.language.out_width)
         vectors = vectors.masked_scatter(seen.unsqueeze(-1), self.language(rows, real)[1].to(vectors.dtype))
-        read = self.over(vectors + places(count, x.shape[-1]).to(x), src_key_padding_mask=~seen)
+        read = self.over(vectors + places(count, vectors.shape[-1]).to(x), src_key_padding_mask=~seen)
         weight = (seen / seen.sum(1, keepdim=True)).unsqueeze(-1)
         return (read * weight.to(read.dtype)).sum(1)
 
@@ -78,7 +79,7 @@ class WholeReader(nn.Module):
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, width) of words (B, n, width), real ones first."""
+        """(B, out_width) of words (B, n, width), real ones first."""
         pooled: Tensor = self.language(*framed(x, everywhere(x) if mask is None else mask, self.first, self.last))[1]
         return pooled
 

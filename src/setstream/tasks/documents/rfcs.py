@@ -6,14 +6,13 @@ The texts are those of Debian's doc-rfc packages, or of a folder of yours that h
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from setstream.data.registry import fetch_debian
 from setstream.errors import DataError
-from setstream.tasks.documents.corpus import Corpus, Document, by_hash, stamp_of, words
+from setstream.tasks.documents.corpus import Corpus, Document, by_hash, read_json, stamp_of, words
 
 KINDS = ("std", "std-proposed", "old-std", "informational", "experimental", "fyi-bcp", "misc", "others")
 TEXT = re.compile(r"(rfc\d+)\.txt(\.gz)?")
@@ -33,7 +32,7 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
     def read() -> Iterator[Document]:
         files = texts(place())
         for name, file in sorted(files.items(), key=lambda pair: int(pair[0][3:])):
-            about = file.with_name(f"{name}.json")
+            about = described(name, file)
             labels = keywords(about) if about.is_file() else ()
             if labels:
                 content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
@@ -41,8 +40,12 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
                 if words(text) >= fewest_words:
                     yield Document(name, text, labels, by_hash(name))
 
-    stamp = stamp_of(texts(place()).values()) if folder else "debian"
-    return Corpus("rfcs", f"{stamp}-{fewest_words}", read)
+    def stamp() -> str:
+        files = texts(place())
+        descriptions = (described(name, file) for name, file in files.items())
+        return stamp_of([*files.values(), *(file for file in descriptions if file.is_file())])
+
+    return Corpus("rfcs", f"{stamp() if folder else 'debian'}-{fewest_words}", read)
 
 
 def texts(folder: Path) -> dict[str, Path]:
@@ -53,7 +56,16 @@ def texts(folder: Path) -> dict[str, Path]:
     return found
 
 
+def described(name: str, text: Path) -> Path:
+    """Where the keywords of a text are."""
+    return text.with_name(f"{name}.json")
+
+
 def keywords(file: Path) -> tuple[str, ...]:
     """In small letters, without the index's marks."""
-    own = (" ".join(keyword.lower().split()) for keyword in json.loads(file.read_text())["keywords"])
+    found = read_json(file)
+    given = found.get("keywords") if isinstance(found, dict) else None
+    if not isinstance(given, list) or not all(isinstance(keyword, str) for keyword in given):
+        raise DataError(f"{file}: what is known of an RFC is a mapping with a list of `keywords`, each a text; this one is not")
+    own = (" ".join(keyword.lower().split()) for keyword in given)
     return tuple(sorted({keyword for keyword in own if keyword and not keyword.startswith(MARK)}))

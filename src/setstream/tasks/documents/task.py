@@ -30,7 +30,7 @@ from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
 #: Each corpus with its smallest document, in words, and how many training documents a label needs.
-CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 1)}
+CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
 TEST_BATCH = 8
 
 
@@ -40,7 +40,9 @@ class Documents(Task):
     corpus:         reuters, rfcs, pubmed or eurlex; the last is read from `folder`, rfcs and pubmed may be.
     bert:           the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
     fewest_words:   of a document; None: 200 for reuters, none for others.
-    label_minimum:  training documents that a label needs; None: 20 for reuters, 30 for rfcs, 50 for pubmed, 1 for eurlex.
+    label_minimum:  training documents that a label needs; None: 20 for reuters, 30 for rfcs, 50 for pubmed;
+                    0, all labels, for eurlex.
+    inverted:       eurlex with its sections in the opposite order, as the paper has it; False: as they were written.
     longest:        tokens at the beginning of a document that are read, where memory does not suffice for all; None: all.
     test_chunk:     words at a time in a test.
     quick:          validation documents that are looked at while training goes on.
@@ -57,6 +59,7 @@ class Documents(Task):
         bert: str = "minilm",
         fewest_words: int | None = None,
         label_minimum: int | None = None,
+        inverted: bool = True,
         longest: int | None = None,
         test_chunk: int = 1000,
         quick: int = 400,
@@ -67,10 +70,14 @@ class Documents(Task):
             raise ConfigurationError("the corpus eurlex is read from a folder: give task.folder=PATH")
         if corpus == "reuters" and folder is not None:
             raise ConfigurationError("the corpus reuters is fetched: leave task.folder out")
-        if longest is not None and longest < 1:
-            raise ConfigurationError(f"longest is a number of tokens, 1 or more, or None for all; got {longest}")
+        if corpus != "eurlex" and not inverted:
+            raise ConfigurationError(f"inverted is about the sections of eurlex; {corpus} has none: leave it out")
+        numbers = {"longest": longest, "test_chunk": test_chunk, "quick": quick}
+        for name, number in numbers.items():
+            if number is not None and number < 1:
+                raise ConfigurationError(f"{name} must be at least 1; got {number}")
         words, minimum = CORPORA[corpus]
-        self.corpus, self.folder, self.bert, self.longest = corpus, folder, bert, longest
+        self.corpus, self.folder, self.bert, self.inverted, self.longest = corpus, folder, bert, inverted, longest
         self.test_chunk, self.quick = test_chunk, quick
         self.fewest_words = words if fewest_words is None else fewest_words
         self.label_minimum = minimum if label_minimum is None else label_minimum
@@ -82,7 +89,7 @@ class Documents(Task):
             return reuters(self.fewest_words)
         if self.corpus == "eurlex":
             assert self.folder is not None
-            return eurlex(self.folder, self.fewest_words)
+            return eurlex(self.folder, self.fewest_words, self.inverted)
         return (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, self.fewest_words)
 
     @cached_property
@@ -133,10 +140,9 @@ class Documents(Task):
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """Cross-entropy, summed over the labels."""
-        if not model.encoder.pool.consistent and encode.gradient != "full":
-            raise ConfigurationError(
-                f"this model reads whole documents in order: train it with gradient = full, not {encode.gradient}"
-            )
+        if not model.encoder.pool.consistent and (encode.gradient != "full" or encode.group is not None):
+            way = f"gradient = full, not {encode.gradient}" if encode.group is None else "parallel = data, not set"
+            raise ConfigurationError(f"this model reads whole documents in order: train it with {way}")
         logits = model.head(encode(model.encoder, batch["words"]))
         return F.binary_cross_entropy_with_logits(logits, batch["labels"], reduction="none").sum(1).mean()
 

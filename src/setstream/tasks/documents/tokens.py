@@ -85,8 +85,10 @@ def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
         (folder / "documents.json").write_text(json.dumps(about))
         try:
             os.rename(folder, target)
-        except OSError:  # another process was faster
-            shutil.rmtree(folder)
+        except OSError:
+            if not target.is_dir():
+                raise
+            shutil.rmtree(folder)  # another process was faster
 
 
 @dataclass(frozen=True)
