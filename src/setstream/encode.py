@@ -134,7 +134,11 @@ def encode(
             own_partition = partition if gradient != "subset" else "contiguous"
             pieces = columns(cut(packed.lengths, chunk_size, own_partition, generator), packed.lengths)
         else:
-            pieces = in_order(packed.lengths, forward_size if gradient in ("importance", "none") else size)
+            if gradient == "none" or (gradient == "importance" and features == "cache"):
+                size = forward_size
+            elif gradient == "importance":  # a piece has a graph through the pool, which takes some times the memory
+                size = max(size, forward_size // 4)
+            pieces = in_order(packed.lengths, size)
         blocks = InMemory(packed, pieces)
         if gradient == "none":
             with torch.no_grad():

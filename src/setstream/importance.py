@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from setstream.collectives import Group
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.passes import Block, Pass
+from setstream.passes import Block, Pass, derivatives
 from setstream.pool import Context
 from setstream.state import State
 
@@ -191,7 +191,8 @@ class ImportancePass(Pass):
         """g of every element of a block, again."""
         features = self._features(block).detach().requires_grad_()
         outputs, cots = self.outputs(block, context, features, cotangents)
-        (g,) = torch.autograd.grad(outputs, [features], [c.to(o.dtype) for c, o in zip(cots, outputs, strict=True)])
+        (g,) = derivatives(outputs, cots, [features])
+        assert g is not None  # elements of this block were drawn for the size of theirs
         return g
 
     def _draw(self, norms: dict[int, Tensor], lengths: dict[int, list[int]]) -> dict[int, tuple[Tensor, Tensor]]:

@@ -89,17 +89,23 @@ class Gradients:
 
         again: the graph may be gone through once more.
         """
-        pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
-        if not pairs:
-            return [None] * len(extra)
-        outputs, cotangents = [list(side) for side in zip(*pairs, strict=True)]
-        targets = [*self.targets, *extra]
-        found = torch.autograd.grad(outputs, targets, cotangents, allow_unused=True, retain_graph=again)
+        found = derivatives(outputs, cotangents, [*self.targets, *extra], again)
         for index, gradient in enumerate(found[: len(self.targets)]):
             if gradient is not None:
                 before = self.sums[index]
                 self.sums[index] = gradient if before is None else before.to(accumulator_dtype(gradient.device)) + gradient
-        return list(found[len(self.targets) :])
+        return found[len(self.targets) :]
+
+
+def derivatives(
+    outputs: list[Tensor], cotangents: list[Tensor], targets: list[Tensor], again: bool = False
+) -> list[Tensor | None]:
+    """∂(outputs · cotangents)/∂target of each; None where nothing leads to it. Outputs without a graph are counts."""
+    pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
+    if not pairs:
+        return [None] * len(targets)
+    graded, wanted = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(graded, targets, wanted, allow_unused=True, retain_graph=again))
 
 
 class Pass:

@@ -39,12 +39,12 @@ def test_exact_equals_full_for_every_pool(encoder, sets, chunk_size):
 
 
 @pytest.mark.parametrize(
-    "options", [{"gradient": "unbiased", "grad_chunks": 99}, {"gradient": "importance", "grad_chunks": 99}]
+    "options", [{"gradient": "unbiased"}, {"gradient": "importance"}, {"gradient": "importance", "features": "recompute"}]
 )
 @settings(max_examples=25)
 @given(encoders(dtypes=(torch.float64,)), ragged_sets(longest=25))
 def test_all_chunks_drawn_is_the_full_gradient(options, encoder, sets):
-    testing.check_exact_gradient(encoder, sets, chunk_size=7, partition="random", **options)
+    testing.check_exact_gradient(encoder, sets, chunk_size=7, grad_chunks=99, partition="random", **options)
 
 
 @pytest.mark.parametrize("gradient", ["full", "exact", "unbiased", "importance", "none"])
@@ -206,8 +206,9 @@ def test_importance_is_exact_for_the_pool_and_for_a_maximum():
 
 
 @pytest.mark.parametrize("features", ["cache", "recompute", "folder"])
-def test_importance_gives_the_same_however_features_are_kept(features, tmp_path):
-    encoder = make().eval()
+@pytest.mark.parametrize("pool", [None, ss.DeepSets("mean"), ss.DeepSets("sum"), ss.DeepSets("max"), ss.SSE(8, 3)])
+def test_importance_gives_the_same_however_features_are_kept(features, pool, tmp_path):
+    encoder = make(pool).eval()
     where = tmp_path if features == "folder" else features
     found = []
     for keep in ("cache", where):
