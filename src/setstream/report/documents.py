@@ -125,7 +125,7 @@ def lengths_figure(runs: list[FinishedRun]) -> Figure:
         means = [sum(run.metrics[name] for run in group) / len(group) for name in fifths]
         axis.plot(places, means, "o-", markersize=3, label=label)
     axis.set(xscale="log", xlabel="tokens of a test document (middle of a fifth of them)", ylabel="micro F1")
-    axis.legend(fontsize=7)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
     drawn: Figure = figure
     return drawn
 
