@@ -257,6 +257,17 @@ def test_a_watcher_sees_every_last_state(client):
         assert socket.receive_json()["count"] == 0
 
 
+def test_a_watcher_is_told_only_what_is_new(client):
+    add(client, "a", np.ones((1, 3)))
+    with client.websocket_connect("ws://localhost/sets/a/live") as socket:
+        assert socket.receive_json()["count"] == 1
+        state = client.get("/sets/a/state").content
+        for _ in range(5):
+            assert client.put("/sets/a/state", content=state, headers=STATE).json()["count"] == 1
+        add(client, "a", np.ones((1, 3)))
+        assert socket.receive_json()["count"] == 2
+
+
 def test_the_service_goes_on_where_it_was(tmp_path):
     for count in (2, 4):
         with serving(tmp_path / "s.db") as client:

@@ -18,11 +18,12 @@ router = APIRouter()
 
 @router.websocket("/sets/{id}/live")
 async def live(id: Id, socket: WebSocket) -> None:
-    """Send {id, count, prediction} at once and after each change. What a client sends is not read."""
+    """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""
     service: Service = socket.app.state.service
     await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", []) else None)
     service.metrics.watchers.inc()
     gone = asyncio.create_task(_until_gone(socket))
+    sent = ""
     try:
         with service.watchers.watch(id) as bell:
             while not gone.done():
@@ -32,7 +33,11 @@ async def live(id: Id, socket: WebSocket) -> None:
                 if gone.done():
                     break
                 bell.clear()
-                await socket.send_text(await _message(service, id))
+                message = await _message(service, id)
+                # A change may be read before its bell rings: what the watcher has seen is no news then.
+                if message != sent:
+                    await socket.send_text(message)
+                    sent = message
     except (WebSocketDisconnect, RuntimeError):  # it went away while we were sending
         pass
     finally:
