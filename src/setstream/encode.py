@@ -144,11 +144,13 @@ def encode(
             with torch.no_grad():
                 return encoder.close(Pass(encoder, blocks, empty, context, group).run())
         if gradient == "importance":
-            if draws_numbers(encoder, packed.elements):
-                raise ConfigurationError(ImportancePass.RANDOM)
-            wanted = grad_chunks * chunk_size
             job = ImportancePass(
-                encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
+                *(encoder, blocks, empty, context, group),
+                sample=packed.elements[:1],
+                wanted=grad_chunks * chunk_size,
+                floor=floor,
+                features=features,
+                generator=generator,
             )
         else:  # exact; or full and subset across ranks, whose graph must not cross them
             job = Pass(encoder, blocks, empty, context, group)
@@ -188,11 +190,13 @@ def _encode_served(
             return encoder.close(Pass(encoder, blocks, empty, context, group).run())
     job: Pass
     if gradient == "importance":
-        if draws_numbers(encoder, first.elements.to(empty.device)):
-            raise ConfigurationError(ImportancePass.RANDOM)
-        wanted = grad_chunks * chunk_size
         job = ImportancePass(
-            encoder, blocks, empty, context, group, wanted=wanted, floor=floor, features=features, generator=generator
+            *(encoder, blocks, empty, context, group),
+            sample=first.elements[:1],
+            wanted=grad_chunks * chunk_size,
+            floor=floor,
+            features=features,
+            generator=generator,
         )
     elif gradient == "unbiased":
         job = DrawnPass(encoder, blocks, empty, context, group)

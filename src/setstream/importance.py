@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from setstream.collectives import Group
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.passes import Block, Pass, derivatives
+from setstream.passes import Block, Pass, derivatives, draws_numbers
 from setstream.pool import Context
 from setstream.state import State
 
@@ -99,13 +99,16 @@ class ImportancePass(Pass):
         context: Context,
         group: Group | None,
         *,
+        sample: Tensor,
         wanted: int,
         floor: float,
         features: str | Path,
         generator: torch.Generator | None,
     ) -> None:
+        """sample: elements, to try whether phi draws random numbers."""
         super().__init__(encoder, blocks, empty, context, group)
-        if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in encoder.phi.modules()):
+        dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in encoder.phi.modules())
+        if dropout or draws_numbers(encoder, sample.to(empty.device)):
             raise ConfigurationError(self.RANDOM)
         if not floor > 0:
             raise ConfigurationError(f"floor must be positive, so that every element that matters can be drawn; got {floor}")
