@@ -8,10 +8,11 @@ from setstream.errors import ConfigurationError
 from setstream.nn.anchors import begin_near
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("heads", "used", "beside"), [(1, 8, 0), (2, 3, 5), (4, 2, 0)])
-def test_logits_begin_as_products_of_the_numbers_used(heads, used, beside):
+def test_logits_begin_as_products_of_the_numbers_used(heads, used, beside, bias):
     generator = torch.Generator().manual_seed(0)
-    query, key = nn.Linear(used, 8, bias=False).double(), nn.Linear(used + beside, 8, bias=False).double()
+    query, key = nn.Linear(used, 8, bias=False).double(), nn.Linear(used + beside, 8, bias=bias).double()
     sizes = torch.rand(heads, generator=generator).double() + 0.1
     begin_near(query, key, sizes, used)
     anchors, elements = torch.randn(5, used, generator=generator).double(), torch.randn(7, used + beside, generator=generator)
@@ -25,7 +26,7 @@ def test_logits_begin_as_products_of_the_numbers_used(heads, used, beside):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ConfigurationError, match="a head of width 4 cannot hold the 5 numbers"):
         begin_near(nn.Linear(5, 8, bias=False), nn.Linear(5, 8, bias=False), torch.ones(2), 5)
-    with pytest.raises(ConfigurationError, match="without biases; got Linear"):
-        begin_near(nn.Linear(4, 8, bias=False), nn.Linear(4, 8), torch.ones(2), 4)
+    with pytest.raises(ConfigurationError, match="without a bias; got Linear"):
+        begin_near(nn.Linear(4, 8), nn.Linear(4, 8), torch.ones(2), 4)
     with pytest.raises(ConfigurationError, match="anchors of 3 numbers"):
         begin_near(nn.Linear(4, 8, bias=False), nn.Linear(4, 8, bias=False), torch.ones(2), 3)

@@ -486,14 +486,24 @@ def test_kinds_of_words_are_groups_of_like_words():
     assert kinds_of_words(words[:3], 8).shape == (8, 32)  # more slots than words
 
 
-def test_anchored_slots_begin_as_means_of_like_words(task, bert):
-    """The formula of anchored.py, in full."""
-    own = model(task, "umbc+anchors+bert").double()
+@pytest.mark.parametrize("activation", ["softmax", "slot-sigmoid"])
+def test_anchored_slots_begin_as_means_of_like_words(task, bert, activation):
+    """The formula of anchored.py, in full; slot-sigmoid: σ(l) over its sum over the slots."""
+    own = model(task, "umbc+anchors+bert", activation=activation).double()
     document = task.tokens.document(0)
     words = torch.nn.functional.layer_norm(read_pretrained(bert).words.double(), (16,))[document]
     logits = 10 * kinds_of_words(read_pretrained(bert).words, 5).double() @ words.T / 4
-    expected = torch.nn.functional.layer_norm(logits.softmax(-1) @ words, (16,))
+    gates = logits.sigmoid()
+    weights = logits.softmax(-1) if activation == "softmax" else gates / gates.sum(0)
+    expected = torch.nn.functional.layer_norm(weights @ words, (16,))
     torch.testing.assert_close(own.encoder([document])[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "usual"), [("umbc+bert", 2), ("umbc+anchors+bert", 0)])
+def test_depth_is_the_number_of_layers_of_phi(task, name, usual):
+    for options, expected in (({}, usual), ({"depth": 3}, 3), ({"depth": 0}, 0)):
+        phi = model(task, name, **options).encoder.phi
+        assert sum(isinstance(layer, torch.nn.Linear) for layer in phi.modules()) == expected
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -715,7 +725,8 @@ def test_the_command_tells_of_a_corpus_and_of_errors(folder, bert, tmp_path):
         ("umbc+bert", {"pooled": "max"}, "unknown pool 'max'"),
         ("deepsets", {"words": "gone"}, "learned or frozen"),
         ("deepsets", {"init": "zeros"}, "init is torch or he"),
-        ("umbc+anchors+bert", {"init": "he"}, "does not take these options"),
+        ("umbc+anchors+bert", {"depth": -1}, "none or more; got -1"),
+        ("umbc+anchors+bert", {"slot_dim": 3}, "does not take these options"),
     ],
 )
 def test_bad_models_are_refused(task, name, options, message):

@@ -21,12 +21,13 @@ def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> No
     width = query.out_features // len(sizes)
     if used > width:
         raise ConfigurationError(f"a head of width {width} cannot hold the {used} numbers that tell anchors apart")
-    biased = any("bias" in dict(linear.named_parameters()) for linear in (query, key))
-    if query.in_features != used or biased:
-        raise ConfigurationError(f"anchors of {used} numbers are projected without biases; got {query} and {key}")
+    if query.in_features != used or "bias" in dict(query.named_parameters()):
+        raise ConfigurationError(f"anchors of {used} numbers are projected without a bias; got {query}")
     # A square root for each of the two; attention divides by the root of a head's width.
     scales = (sizes * width**0.5).sqrt().view(-1, 1, 1)  # (H, 1, 1)
     query.weight.copy_((scales * torch.eye(width, used)).flatten(0, 1))
     # The rest of a head: nothing comes from the query yet, and the key keeps what it has, so that the query can learn.
     by_head = key.weight.view(len(sizes), width, -1)
     by_head[:, :used] = scales * torch.eye(used, key.in_features)
+    if "bias" in dict(key.named_parameters()):
+        key.bias.zero_()

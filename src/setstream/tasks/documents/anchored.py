@@ -37,10 +37,10 @@ def kinds_of_words(words: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def word_slots(words: Tensor, num_slots: int) -> UMBC:
+def word_slots(words: Tensor, num_slots: int, activation: str = "softmax") -> UMBC:
     """The pool over normed vectors of these words, (B, N, width) to (B, num_slots, width)."""
     width = words.shape[1]
-    pool = UMBC(width, num_slots, slot_norm=False, norm_after=True)
+    pool = UMBC(width, num_slots, activation=activation, slot_norm=False, norm_after=True)
     pool.slots.mean.copy_(kinds_of_words(words, num_slots))
     begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / width**0.5]), width)
     pool.value.weight.copy_(torch.eye(width))

@@ -44,6 +44,8 @@ class WordFeatures(nn.Module):
 
     def __init__(self, words: Tensor, kind: str, depth: int = 2, init: str = "torch") -> None:
         super().__init__()
+        if depth < 0:
+            raise ConfigurationError(f"depth is the number of phi's layers, none or more; got {depth}")
         self.width = words.shape[1]
         self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
         initialise(self.layers, init)
@@ -128,6 +130,7 @@ def umbc_bert(
     init: str = "torch",
     num_slots: int = SLOTS,
     pooled: str = "cls",
+    depth: int = 2,
     **options: Any,
 ) -> SetModel:
     """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
@@ -135,7 +138,7 @@ def umbc_bert(
     pooled: cls, or the mean over the slots. With one head, `normalise` changes nothing behind the layer norm.
     """
     read = read_pretrained(bert)
-    phi = WordFeatures(read.words, words, init=init)
+    phi = WordFeatures(read.words, words, depth, init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
     pool = UMBC(phi.width, num_slots, **(defaults | options))
     return SetModel(SetEncoder(phi, pool), slots_reader(read, labels, dropout, num_slots, pooled))
@@ -146,12 +149,18 @@ def umbc_anchors_bert(
     bert: str = "minilm",
     words: str = "learned",
     dropout: float = DROPOUT,
+    init: str = "torch",
     num_slots: int = SLOTS,
     pooled: str = "mean",
+    depth: int = 0,
+    activation: str = "softmax",
 ) -> SetModel:
-    """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
+    """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer.
+
+    depth: layers of phi behind the layer norm. The slots begin as kinds of what comes before those.
+    """
     read = read_pretrained(bert)
-    phi, pool = WordFeatures(read.words, words, depth=0), word_slots(read.words, num_slots)
+    phi, pool = WordFeatures(read.words, words, depth, init), word_slots(read.words, num_slots, activation)
     return SetModel(SetEncoder(phi, pool), slots_reader(read, labels, dropout, num_slots, pooled))
 
 
