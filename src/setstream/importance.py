@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from setstream.collectives import Group
 from setstream.encoder import SetEncoder
@@ -107,8 +107,7 @@ class ImportancePass(Pass):
     ) -> None:
         """sample: elements, to try whether phi draws random numbers."""
         super().__init__(encoder, blocks, empty, context, group)
-        dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in encoder.phi.modules())
-        if dropout or draws_numbers(encoder, sample.to(empty.device)):
+        if draws_numbers(encoder, sample.to(empty.device)):
             raise ConfigurationError(self.RANDOM)
         if not floor > 0:
             raise ConfigurationError(f"floor must be positive, so that every element that matters can be drawn; got {floor}")

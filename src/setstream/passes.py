@@ -59,7 +59,9 @@ def generators(device: torch.device) -> list[torch.Generator]:
 
 
 def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
-    """Whether phi draws random numbers, as a dropout in training does: tried on the first element."""
+    """Whether phi draws random numbers: a dropout in training does, elements or none; the rest is tried on one element."""
+    if any(isinstance(own, nn.modules.dropout._DropoutNd) and own.training and own.p > 0 for own in encoder.phi.modules()):
+        return True
     maybe = any(module.training and type(module) not in DETERMINISTIC for module in encoder.phi.modules())
     if not len(elements) or not maybe:
         return False

@@ -135,7 +135,7 @@ def umbc_bert(
 ) -> SetModel:
     """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
 
-    pooled: cls, or the mean over the slots. With one head, `normalise` changes nothing behind the layer norm.
+    pooled: cls, or the mean over the slots. depth: phi's layers. With one head, the layer norm makes `normalise` irrelevant.
     """
     read = read_pretrained(bert)
     phi = WordFeatures(read.words, words, depth, init)
@@ -157,7 +157,7 @@ def umbc_anchors_bert(
 ) -> SetModel:
     """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer.
 
-    depth: layers of phi behind the layer norm. The slots begin as kinds of what comes before those.
+    depth: phi's layers. The slots begin as kinds of words as they are before these.
     """
     read = read_pretrained(bert)
     phi, pool = WordFeatures(read.words, words, depth, init), word_slots(read.words, num_slots, activation)
