@@ -5,6 +5,8 @@ Every error of the library is a `SetstreamError` and, where Python has a fitting
 what came, what was expected and what to do.
 """
 
+from collections.abc import Sequence
+
 
 class SetstreamError(Exception):
     """The base of all errors that setstream raises on purpose.
@@ -48,7 +50,11 @@ class RemovalError(SetstreamError, ValueError):
 
 
 class PrecisionError(SetstreamError, ArithmeticError):
-    """What would be left after a removal is smaller than the rounding error of what was removed."""
+    """What would be left after a removal is smaller than the rounding error of what was removed; `sets` says where."""
+
+    def __init__(self, message: str, sets: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.sets = list(sets)
 
 
 class StateFormatError(SetstreamError, ValueError):

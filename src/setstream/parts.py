@@ -2,8 +2,8 @@
 
 A part is a few named tensors with the batch in front, and a law by which two of them become one:
 
-    Sums       a + b                                          totals, masses
-    LogSums    (v, m) stands for the sums v·e^m               weighted sums with a running maximum m
+    Sums       a + b                                          totals, for pools of your own
+    LogSums    (v, m) stands for the sums v·e^m               sums and weighted sums with a running maximum m
     Maximum    max(a, b)                                      feature-wise extremes
     Minimum    min(a, b)
     Shared     a = b, or it is an error                       what all chunks of one pass must agree on
@@ -13,7 +13,6 @@ Parts are immutable: every operation gives a new one, and autograd follows it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
@@ -26,8 +25,11 @@ from setstream.errors import ConfigurationError, MismatchError, PrecisionError, 
 # sums it multiplies are zero. It is exact in bfloat16 and up, and far below any logit.
 NOTHING = -(2.0**120)
 
-# Forgetting moves a factor 2^FADED from the sums into the shift, well before either would underflow in float32.
-FADED = 32.0
+# Forgetting moves what lies beyond a factor e^FADED from the sums into the shift, well before they would underflow in float32.
+FADED = 22.0
+
+# How many ε the sums of one chunk may be off: measured, with room to spare (tests/laws/test_sequences.py).
+UNSURE = 4.0
 
 # Removal is refused once its rounding error may exceed this share of what is left.
 REMOVAL_TOLERANCE = 1e-3
@@ -99,6 +101,10 @@ class Part:
         """The part with every element's weight multiplied by `factor` (B,)."""
         raise NotImplementedError
 
+    def fault(self, seen: Tensor) -> str | None:
+        """What cannot be in a part that comes from outside; `seen` (B,) is true for sets that have elements."""
+        return None if all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()) else "NaN or infinity"
+
     def graded(self) -> tuple[str, ...]:
         """The names of the tensors that carry a gradient."""
         return tuple(self.tensors)
@@ -134,76 +140,157 @@ class Sums(Part):
 
 
 class LogSums(Part):
-    """Sums of positive weights and of weighted features, relative to a running maximum.
+    """Sums of weighted features and of their weights, relative to a running maximum; plain sums have weight one and shift zero.
 
-        numerator  v = Σ_j e^(l_j - m) φ_j      (B, H, K, E)      l_j  log-weight of element j
-        normaliser c = Σ_j e^(l_j - m)          (B, H, K)         m    shift: the largest l_j so far
-        shift      m                            (B, H, K)
-        spent      Σ (what was removed)²        (B, H, K)         the rounding error that removals left behind
+        numerator  v = Σ_j e^(l_j - m) φ_j      (B, ..., E)       l_j  log-weight of element j
+        normaliser c = Σ_j e^(l_j - m)          (B, ...)          m    shift: the largest l_j so far, less what was forgotten
+        shift      m                            (B, ...)          -inf or NOTHING where nothing was seen
+        error                                   (B, ..., 2)       the rounding error that c and |v| may hold
 
     Merging rescales both sides to the larger shift, so nothing overflows however large the logits are. The shift carries
     no gradient: it cancels in v / c and in v·e^m. A chunk's own sums come as they were computed, in float32; merging widens
     them to the accumulators' type.
 
-    The shift keeps the dtype that the logits were computed in, and with it the knowledge of how exact the sums are.
+    Every chunk brings the rounding error of its own sums, ε (1 + |l|) of each (ε of the dtype that the logits were computed
+    in). Errors add up in squares, when chunks are merged and when they are removed: what a removal leaves is compared with
+    them. A part made without `error` gets that of one chunk; `spent`, which 0.1 kept instead, is read into it.
     """
 
     kind = "log-sums"
 
-    def graded(self) -> tuple[str, ...]:
-        """The sums; shift and spent are constants."""
-        return ("numerator", "normaliser")
+    def __init__(self, **tensors: Tensor) -> None:
+        spent = tensors.pop("spent", None)
+        super().__init__(**tensors)
+        if "error" not in tensors and self._is_whole():
+            normaliser, shift = tensors["normaliser"], tensors["shift"]
+            error = rounding_error(tensors["numerator"], normaliser, shift.clamp(min=NOTHING))
+            if spent is not None and spent.shape == normaliser.shape:
+                ever = normaliser.square().add(spent).sqrt() / normaliser.masked_fill(normaliser == 0, 1.0)
+                error = error * ever.unsqueeze(-1)
+            self.tensors["error"] = error
 
-    def to_dtype(self, dtype: torch.dtype) -> Self:
-        """The sums in another type; the shift stays, as it tells the precision of the logits."""
-        return type(self)(**{n: t if n == "shift" else t.to(dtype) for n, t in self.tensors.items()})
+    @classmethod
+    def nothing(cls, numerator: Sequence[int], slots: Sequence[int], device: torch.device) -> Self:
+        """The sums of no elements, by the shapes of numerator and normaliser."""
+        dtype = accumulator_dtype(device)
+        return cls(
+            numerator=torch.zeros(numerator, dtype=dtype, device=device),
+            normaliser=torch.zeros(slots, dtype=dtype, device=device),
+            shift=torch.full(slots, NOTHING, dtype=dtype, device=device),
+            error=torch.zeros(*slots, 2, dtype=dtype, device=device),
+        )
+
+    @classmethod
+    def of_ones(cls, total: Tensor, count: Tensor, dtype: torch.dtype) -> Self:
+        """Plain sums: every element weighs one. dtype: that of the features."""
+        error = sizes(total, count).mul_(UNSURE * torch.finfo(torch.promote_types(dtype, torch.float32)).eps)
+        return cls(numerator=total, normaliser=count, shift=torch.zeros_like(count), error=error)
+
+    @classmethod
+    def of_sums(cls, part: Part) -> Self:
+        """A total and a mass as 0.1 kept them, in plain sums."""
+        total = part["total"]
+        (mass,) = (tensor for name, tensor in part.tensors.items() if name != "total")
+        return cls(numerator=total, normaliser=mass, shift=torch.where(mass > 0, 0.0, NOTHING))
+
+    def _is_whole(self) -> bool:
+        """Whether these are sums at all: what comes from outside may be anything."""
+        numerator, normaliser, shift = (self.tensors.get(name) for name in ("numerator", "normaliser", "shift"))
+        return (
+            numerator is not None
+            and normaliser is not None
+            and shift is not None
+            and numerator.shape[: normaliser.dim()] == normaliser.shape == shift.shape
+            and all(tensor.is_floating_point() for tensor in self.tensors.values())
+        )
+
+    def graded(self) -> tuple[str, ...]:
+        """The sums; shift and error are constants."""
+        return ("numerator", "normaliser")
 
     def merge(self, other: Self) -> Self:
         """Both sums at the larger of the two shifts."""
-        shift = torch.maximum(self["shift"], other["shift"])
+        if self._adds_to(other):
+            return type(self)._add(self.tensors, other.tensors, self["shift"], sign=1.0)
+        shift = torch.maximum(self["shift"], other["shift"]).clamp(min=NOTHING)
         return type(self)._add(self.at(shift), other.at(shift), shift, sign=1.0)
+
+    def _adds_to(self, other: Self) -> bool:
+        """Whether both are wide and at one shift, as plain sums are. Only asked where the answer costs nothing."""
+        mine, theirs = self["shift"], other["shift"]
+        cheap = not torch.compiler.is_compiling() and mine.device.type == "cpu" and mine.dtype == torch.float64
+        return cheap and self["numerator"].dtype == other["numerator"].dtype == mine.dtype and torch.equal(mine, theirs)
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """The difference, at this part's shift.
 
-        The subtraction is exact to about ε·|l| times the weight removed (ε of the logits' dtype), the rounding error of
-        that weight. Where the heavy elements went and only light ones stay, this error may be all that is left. It is
-        estimated over all removals so far, and once it could exceed `tolerance` of a slot's remaining weight,
+        Where heavy elements or large features go and light or small ones stay, the rounding error of what went may be all
+        that is left. Once it could exceed `tolerance` of a slot's remaining weight, or of its remaining numerator,
         PrecisionError is raised and nothing is changed.
         """
-        shift = self["shift"]
+        shift = self["shift"].clamp(min=NOTHING)
         rest = type(self)._add(self.at(shift), other.at(shift), shift, sign=-1.0)
-        resolution = torch.finfo(shift.dtype).eps * shift.abs().clamp(min=1.0)
-        error = resolution * rest["spent"].sqrt()
-        # Written so that NaN is bad, too.
-        bad = ~(error <= tolerance * rest["normaliser"]) & ~align(emptied, error)
+        left = sizes(rest["numerator"], rest["normaliser"])
+        # Written so that NaN is bad, too. Where nothing is removed, nothing is lost.
+        bad = ~(rest["error"] <= tolerance * left) & ~align(emptied, left) & ~(other["normaliser"] == 0).unsqueeze(-1)
         if bool(bad.any()):
+            slots = bad.any(-1)
             sets = bad.flatten(1).any(1).nonzero().flatten().tolist()
             raise PrecisionError(
-                f"cannot remove: in {int(bad.sum())} of {bad.numel()} slots (sets {sets[:8]}) what would be left is less "
+                f"cannot remove: in {int(slots.sum())} of {slots.numel()} slots (sets {sets[:8]}) what would be left is less "
                 f"than {1 / tolerance:.0f} times the rounding error of what was removed, or was never in the state. "
-                "Encode the remaining elements anew, or pass a larger tolerance to State.remove()."
+                "Encode the remaining elements anew, or pass a larger tolerance to State.remove().",
+                sets,
             )
         fresh = {"shift": NOTHING}
         return type(self)(**{n: t.masked_fill(align(emptied, t), fresh.get(n, 0.0)) for n, t in rest.tensors.items()})
 
     def scale(self, factor: Tensor) -> Self:
-        """Sums times the factor, squares times its square. Before they fade away, part of the factor goes into the shift."""
-        sums, shift = self._times(factor.to(self["normaliser"].dtype)), self["shift"]
-        faint = (sums["normaliser"] < 2.0**-FADED) & (sums["normaliser"] > 0)
-        scaled = type(self)(**sums, shift=torch.where(faint, shift - FADED * math.log(2.0), shift))
-        return type(self)(**scaled._times(torch.where(faint, 2.0**FADED, 1.0)), shift=scaled["shift"])
+        """Sums times the factor. Before they fade away, or grow beyond bounds, what is too much goes into the shift."""
+        normaliser, shift = self["normaliser"].detach(), self["shift"]
+        wide = accumulator_dtype(shift.device)
+        factor = align(factor.to(wide), normaliser).expand_as(normaliser)
+        size = normaliser.to(wide).log() + factor.log()
+        away = (size.abs() > FADED) & (normaliser > 0)
+        moved = torch.where(away, (shift.to(wide) + size).to(shift.dtype), shift)
+        # By how much it really moved, after rounding.
+        growth = torch.where(away, (factor.log() + (shift.to(wide) - moved.to(wide))).exp(), factor)
+        return type(self)(**self._times(growth), shift=moved)
+
+    def fault(self, seen: Tensor) -> str | None:
+        """Sums are finite; weights and errors are not negative; nothing was summed where nothing was seen."""
+        if not self._is_whole():
+            return None  # not sums at all: an encoder, or the state it is merged with, will say so
+        numerator, normaliser, shift, error = (self[name] for name in ("numerator", "normaliser", "shift", "error"))
+        nothing = normaliser == 0
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (numerator, normaliser, error)):
+            return "sums hold NaN or infinity"
+        if not bool((torch.isfinite(shift) | (nothing & (shift == float("-inf")))).all()):
+            return "shift holds NaN or infinity"
+        if bool((normaliser < 0).any()) or bool((error < 0).any()):
+            return "normaliser or error is negative"
+        # Weights that are not kept as logarithms (shift 0) may all be too small for a float; no others.
+        if bool((nothing & align(seen, nothing) & (shift != 0)).any()):
+            return "normaliser is zero in a set that has elements"
+        if bool((~nothing & ~align(seen, nothing)).any()) or bool((align(nothing, numerator) & (numerator != 0)).any()):
+            return "numerator or normaliser is not zero where no element has any weight"
+        return None
 
     def pull_back(self, whole: Self, cotangent: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """The whole holds this chunk's sums times e^(m_chunk - m_whole); shift and spent carry no gradient."""
+        """The whole holds this chunk's sums times e^(m_chunk - m_whole); shift and error carry no gradient."""
         wide = accumulator_dtype(whole["shift"].device)
         growth = (self["shift"].to(wide) - whole["shift"].to(wide)).exp()
         return [(self[name], cotangent[name] * align(growth, self[name])) for name in self.graded()]
 
+    def mean(self) -> Tensor:
+        """v / c, and zero where nothing was seen."""
+        numerator, normaliser = self["numerator"], self["normaliser"]
+        return numerator / align(normaliser.masked_fill(normaliser == 0, 1.0), numerator)
+
     def true_sums(self) -> tuple[Tensor, Tensor]:
         """numerator·e^m and normaliser·e^m, for weights that are not normalised over the set."""
         growth = self["shift"].to(self["normaliser"].dtype).exp()
-        return self["numerator"] * growth.unsqueeze(-1), self["normaliser"] * growth
+        return self["numerator"] * align(growth, self["numerator"]), self["normaliser"] * growth
 
     def at(self, shift: Tensor) -> dict[str, Tensor]:
         """The sums relative to another shift."""
@@ -211,23 +298,31 @@ class LogSums(Part):
         return self._times((self["shift"].to(wide) - shift.to(wide)).exp_())
 
     def _times(self, factor: Tensor) -> dict[str, Tensor]:
-        normaliser, spent = self["normaliser"], self["spent"]
-        factor = align(factor, normaliser)
-        return {
-            "numerator": self["numerator"] * factor.unsqueeze(-1),
-            "normaliser": normaliser * factor,
-            "spent": spent * factor.square(),
-        }
+        return {name: self[name] * align(factor, self[name]) for name in ("numerator", "normaliser", "error")}
 
     @classmethod
     def _add(cls, a: dict[str, Tensor], b: dict[str, Tensor], shift: Tensor, sign: float) -> Self:
-        spent = a["spent"] + b["spent"]
+        mine, theirs = a["numerator"], b["numerator"]
+        if mine.dim() != theirs.dim():  # one has seen nothing, and does not know its width
+            mine, theirs = align(mine, theirs), align(theirs, mine)
         return cls(
-            numerator=torch.add(a["numerator"], b["numerator"], alpha=sign),
+            numerator=torch.add(mine, theirs, alpha=sign),
             normaliser=torch.add(a["normaliser"], b["normaliser"], alpha=sign),
-            spent=spent if sign > 0 else spent + b["normaliser"].detach().square(),
             shift=shift,
+            error=(a["error"].square() + b["error"].square()).sqrt_(),
         )
+
+
+def sizes(numerator: Tensor, normaliser: Tensor) -> Tensor:
+    """c and the norm of v, side by side: (B, ..., 2)."""
+    norm = torch.linalg.vector_norm(numerator.detach().flatten(normaliser.dim()), dim=-1)
+    return torch.stack([normaliser.detach().to(norm.dtype), norm], -1)
+
+
+def rounding_error(numerator: Tensor, normaliser: Tensor, reach: Tensor) -> Tensor:
+    """The rounding error in the sums of one chunk: ε (1 + |l|) of each. `reach`: the largest |l|, in the logits' dtype."""
+    share = reach.abs().add_(1.0).mul_(UNSURE * torch.finfo(reach.dtype).eps)
+    return sizes(numerator, normaliser).mul_(share.unsqueeze(-1))
 
 
 class _Extremum(Part):
@@ -242,11 +337,18 @@ class _Extremum(Part):
         choose = type(self)._choose
         return type(self)(value=choose(self["value"], other["value"]))
 
+    def fault(self, seen: Tensor) -> str | None:
+        """Extremes are finite, and infinite where nothing was seen."""
+        value = self["value"]
+        right = torch.where(align(seen, value), torch.isfinite(value), value == self.nothing)
+        return None if bool(right.all()) else f"a {self.kind} is not finite, or is of no elements"
+
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """Not possible."""
         raise RemovalError(
-            f"a {self.kind} cannot lose elements: once an element is gone nothing tells which was next. "
-            "Encode the remaining elements anew, or use a mean, a sum or UMBC."
+            f"a {self.kind} cannot lose elements: once an element is gone nothing tells which was next. Encode the remaining "
+            "elements anew, or use a model without it: pools that are means, sums or UMBC, and elements_stream=False in a "
+            "SetClassifier."
         )
 
     def scale(self, factor: Tensor) -> Self:

@@ -73,9 +73,11 @@ class Pool(nn.Module):
         """What is random in a pass and the same for all its chunks, as `Shared` parts; nothing in eval mode."""
         return {}
 
-    def empty(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> State:
-        """The neutral state of a batch: adding it changes nothing."""
-        parts = self.empty_parts(batch, device) | self.draw_parts(batch, device, generator)
+    def empty(
+        self, batch: int, device: torch.device, generator: torch.Generator | None = None, width: int | None = None
+    ) -> State:
+        """The neutral state of a batch: adding it changes nothing. `width`: of the features, where it is known."""
+        parts = self.empty_parts(batch, device, width) | self.draw_parts(batch, device, generator)
         return State(parts, torch.zeros(batch, dtype=torch.int64, device=device))
 
     def prepare(self, state: State) -> Context:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from setstream.parts import Part, Sums, accumulator_dtype, align
+from setstream.parts import LogSums, Part, accumulator_dtype, align
 from setstream.pool import Context, Pool
 from setstream.state import State
 
@@ -37,12 +37,7 @@ class ChunkMean(Pool):
 
     def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """No chunk seen; of width one until the module has shown its own."""
-        dtype = accumulator_dtype(device)
-        total, chunks = (
-            torch.zeros(batch, 1, dtype=dtype, device=device),
-            torch.zeros(batch, dtype=dtype, device=device),
-        )
-        return {"pooled": Sums(total=total, chunks=chunks)}
+        return {"pooled": LogSums.nothing((batch, 1), (batch,), device)}
 
     def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
         """One more chunk."""
@@ -50,11 +45,10 @@ class ChunkMean(Pool):
         dtype = accumulator_dtype(features.device)
         seen = features.new_ones(features.shape[0]) if mask is None else mask.any(1)
         chunks = seen.to(dtype)
-        return {"pooled": Sums(total=encoded.to(dtype) * align(chunks, encoded), chunks=chunks)}
+        return {"pooled": LogSums.of_ones(encoded.to(dtype) * align(chunks, encoded), chunks, encoded.dtype)}
 
     def finalize(self, state: State) -> Tensor:
         """The mean over the chunks, zeros where there was none."""
         pooled = state.parts["pooled"]
-        total = pooled["total"]
-        chunks = align(pooled["chunks"], total)
-        return total / chunks.masked_fill(chunks == 0, 1.0)
+        assert isinstance(pooled, LogSums)
+        return pooled.mean()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
-from setstream.parts import Maximum, Minimum, Part, Sums, accumulator_dtype, align
+from setstream.parts import LogSums, Maximum, Minimum, Part, accumulator_dtype, align
 from setstream.pool import Context, Pool
 from setstream.state import State
 
@@ -49,9 +49,7 @@ class DeepSets(Pool):
         if self.pool in EXTREMA:
             kind = EXTREMA[self.pool]
             return {"pooled": kind(value=torch.full(shape, kind.nothing, device=device))}
-        dtype = accumulator_dtype(device)
-        total, mass = torch.zeros(shape, dtype=dtype, device=device), torch.zeros(batch, dtype=dtype, device=device)
-        return {"pooled": Sums(total=total, mass=mass)}
+        return {"pooled": LogSums.nothing(shape, (batch,), device)}
 
     def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
         """Pool one chunk."""
@@ -64,7 +62,7 @@ class DeepSets(Pool):
         dtype = accumulator_dtype(features.device)
         features = features if hidden is None else features.masked_fill(hidden, 0.0)
         mass = torch.full((features.shape[0],), features.shape[1], device=features.device) if mask is None else mask.sum(1)
-        return {"pooled": Sums(total=features.sum(1, dtype=dtype), mass=mass.to(dtype))}
+        return {"pooled": LogSums.of_ones(features.sum(1, dtype=dtype), mass.to(dtype), features.dtype)}
 
     def finalize(self, state: State) -> Tensor:
         """(B, D), zeros for sets without elements."""
@@ -72,11 +70,8 @@ class DeepSets(Pool):
         if self.pool in EXTREMA:
             value = pooled["value"]
             return value.masked_fill(align(state.count == 0, value), 0.0)
-        total = pooled["total"]
-        if self.pool == "mean":
-            mass = align(pooled["mass"], total)
-            total = total / mass.masked_fill(mass == 0, 1.0)
-        return total
+        assert isinstance(pooled, LogSums)
+        return pooled.mean() if self.pool == "mean" else pooled.true_sums()[0]
 
     def extra_repr(self) -> str:
         """The kind of pooling."""

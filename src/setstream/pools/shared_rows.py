@@ -21,7 +21,7 @@ from setstream.pools.block_sums import Slots, Sums, block_sums, log_weights
 
 
 class SharedRows(torch.autograd.Function):
-    """queries (b, R, E), rows (b, n, E), offset (b or 1, H, K) -> numerator, normaliser and shift of the block."""
+    """queries (b, R, E), rows (b, n, E), offset (b or 1, H, K) -> numerator, normaliser, shift and reach of the block."""
 
     @staticmethod
     def forward(
@@ -34,15 +34,16 @@ class SharedRows(torch.autograd.Function):
         mask: Tensor | None,
     ) -> Sums:
         """The sums, and a for the way back."""
-        weights, shift = log_weights(queries, rows.mT, offset, activation, slots, mask)
+        weights, shift, reach = log_weights(queries, rows.mT, offset, activation, slots, mask)
         flat = weights.view(len(queries), -1, rows.shape[1])
         ctx.save_for_backward(queries, rows, offset, mask, flat)
         ctx.activation, ctx.slots = activation, slots
-        ctx.mark_non_differentiable(shift)
-        return torch.bmm(flat, rows).view(*slots, -1), weights.sum(-1), shift
+        reach = reach.clone()  # an output of its own
+        ctx.mark_non_differentiable(shift, reach)
+        return torch.bmm(flat, rows).view(*slots, -1), weights.sum(-1), shift, reach
 
     @staticmethod
-    def backward(ctx: Any, numerator: Tensor, normaliser: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, numerator: Tensor, normaliser: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """x̄, q̄ and b̄; by autograd itself where the gradient is to be differentiated again."""
         queries, rows, offset, mask, weights = ctx.saved_tensors
         if torch.is_grad_enabled():
@@ -83,7 +84,7 @@ def _through_activation(
 def _again(
     ctx: Any, queries: Tensor, rows: Tensor, offset: Tensor | None, mask: Tensor | None, cotangents: list[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    numerator, normaliser, _ = block_sums(queries, rows.mT, rows, offset, ctx.activation, ctx.slots, mask)
+    numerator, normaliser, *_ = block_sums(queries, rows.mT, rows, offset, ctx.activation, ctx.slots, mask)
     wanted = ctx.needs_input_grad[:3]
     inputs = [tensor for tensor, own in zip((queries, rows, offset), wanted, strict=True) if own and tensor is not None]
     found = iter(torch.autograd.grad([numerator, normaliser], inputs, cotangents, create_graph=True))

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.parts import NOTHING, LogSums, Part, Shared, accumulator_dtype
+from setstream.parts import LogSums, Part, Shared
 from setstream.pool import Context, Pool
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
 from setstream.pools.block_sums import log_weights
@@ -129,16 +129,8 @@ class UMBC(Pool):
     def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """Zero sums, at a shift below every logit."""
         pooled = self.key.in_features if self.folded else self.out_dim // self.heads
-        shape, dtype = (batch, self.heads, self.num_slots), accumulator_dtype(device)
-        logits = torch.promote_types(self.query.weight.dtype, torch.float32)
-        return {
-            "pooled": LogSums(
-                numerator=torch.zeros(*shape, pooled, dtype=dtype, device=device),
-                normaliser=torch.zeros(shape, dtype=dtype, device=device),
-                shift=torch.full(shape, NOTHING, dtype=logits, device=device),
-                spent=torch.zeros(shape, dtype=dtype, device=device),
-            )
-        }
+        slots = (batch, self.heads, self.num_slots)
+        return {"pooled": LogSums.nothing((*slots, pooled), slots, device)}
 
     def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
         """The slots' noise in training; it travels with the state."""
@@ -175,11 +167,8 @@ class UMBC(Pool):
         with self._no_autocast():
             pooled = state.parts["pooled"]
             assert isinstance(pooled, LogSums)
-            if self.activation.normalise:  # an empty set has numerator 0: one will do as its divisor
-                normaliser = pooled["normaliser"]
-                nothing = normaliser == 0
-                values = pooled["numerator"] / normaliser.masked_fill(nothing, 1.0).unsqueeze(-1)
-                weight = ~nothing
+            if self.activation.normalise:
+                values, weight = pooled.mean(), pooled["normaliser"] > 0
             else:
                 values, weight = pooled.true_sums()
             return self._to_slots(values, weight, state)
@@ -232,7 +221,7 @@ class UMBC(Pool):
             queries = context["queries"].expand(batch, *context["queries"].shape[1:]).flatten(0, 1)
             keys = features.mT if self.folded else self._project_direct(features)[0]
             slots = (batch, self.heads, self.num_slots)
-            weights, shift = log_weights(queries, keys, context.get("offset"), self.activation, slots, mask)
+            weights, shift, _ = log_weights(queries, keys, context.get("offset"), self.activation, slots, mask)
             if not self.activation.normalise:
                 return weights * shift.exp().unsqueeze(-1)
             total = pooled["normaliser"] * (pooled["shift"] - shift).to(pooled["normaliser"].dtype).exp()

@@ -14,7 +14,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from setstream.parts import LogSums
+from setstream.parts import LogSums, rounding_error
 from setstream.pools.activations import Activation
 from setstream.pools.block_sums import block_sums
 from setstream.pools.shared_rows import SharedRows
@@ -35,6 +35,11 @@ Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 def _split(tensor: Tensor | None, size: int, batch: int) -> Iterable[Tensor | None]:
     """A per-set tensor in groups of `size` sets; what is shared by all sets, again and again."""
     return repeat(tensor) if tensor is None or len(tensor) < batch else tensor.split(size)
+
+
+def _log_sums(numerator: Tensor, normaliser: Tensor, shift: Tensor, reach: Tensor) -> LogSums:
+    error = rounding_error(numerator, normaliser, reach)
+    return LogSums(numerator=numerator, normaliser=normaliser, shift=shift, error=error)
 
 
 def weighted_sums(
@@ -69,19 +74,17 @@ def weighted_sums(
     shape = (batch, *slots)
     if compiled:
         keys, values = (features.mT, features) if project is None else project(features)
-        numerator, normaliser, shift = block_sums(queries, keys, values, offset, activation, shape, mask)
-        return LogSums(numerator=numerator, normaliser=normaliser, shift=shift, spent=torch.zeros_like(shift))
+        return _log_sums(*block_sums(queries, keys, values, offset, activation, shape, mask))
     step = size if batch > 1 else max(SHORTEST_BLOCK, budget // rows)
     masks = repeat(None) if mask is None else mask.split(step, dim=1)
     total: LogSums | None = None
     # split, not slices: its backward joins the blocks' gradients once, a slice's pads each of them to the whole.
     for block, block_mask in zip(features.split(step, dim=1), masks, strict=False):
         if project is None and torch.is_grad_enabled():
-            numerator, normaliser, shift = SharedRows.apply(queries, block, offset, activation, shape, block_mask)
+            sums = _log_sums(*SharedRows.apply(queries, block, offset, activation, shape, block_mask))
         else:
             keys, values = (block.mT, block) if project is None else project(block)
-            numerator, normaliser, shift = block_sums(queries, keys, values, offset, activation, shape, block_mask)
-        sums = LogSums(numerator=numerator, normaliser=normaliser, shift=shift, spent=torch.zeros_like(shift))
+            sums = _log_sums(*block_sums(queries, keys, values, offset, activation, shape, block_mask))
         total = sums if total is None else total.merge(sums)
     assert total is not None, "a chunk has at least one element"
     return total
