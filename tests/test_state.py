@@ -8,7 +8,9 @@ from safetensors.torch import save as safetensors_save
 from torch import nn
 
 import setstream as ss
+from setstream import parts
 from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
+from setstream.pool import named_tensors
 
 
 def make(pool=None, seed=0):
@@ -205,6 +207,231 @@ def test_draws_do_not_mix(x):
         drawn + encoder.eval().update(None, x)
 
 
+def weight(encoder, state):
+    """The logarithm of the weight that a state's elements have, in each slot."""
+    part = state.detach().parts["pooled"]
+    return part["normaliser"].log() + part["shift"].double()
+
+
+@pytest.mark.parametrize("pool", ["mean", "umbc"])
+def test_decay_keeps_its_exponent(pool, x):
+    """However often and however small: old and new elements keep their proportion, and nothing underflows."""
+    encoder = make(ss.DeepSets("mean") if pool == "mean" else None)
+    old, new = encoder.update(None, x[:, :10]), encoder.update(None, x[:, 10:])
+    both = encoder.finalize(old + new)
+    a, b = old, new
+    for step in range(1075):
+        a, b = a * 0.5, b * 0.5
+        if step % 200 == 74:
+            assert close(encoder.finalize(a), encoder.finalize(old), 1e-6)
+            assert close(encoder.finalize(a + b), both, 1e-6)
+    for _ in range(16):
+        a, b = a * 1e-30, b * 1e-30
+    torch.testing.assert_close(weight(encoder, a) - weight(encoder, old), torch.full_like(weight(encoder, a), -1850.3741))
+    assert close(encoder.finalize(a + b), both, 1e-6)
+    assert close(encoder.finalize(a + new), encoder.finalize(new), 1e-6)
+    for _ in range(16):
+        a, b = a * 1e300, b * 1e300
+    assert close(encoder.finalize(a + b), both, 1e-6)
+
+
+@pytest.mark.parametrize("pool", ["mean", "umbc"])
+def test_decay_factors_are_not_rounded(pool, x):
+    encoder = make(ss.DeepSets("mean") if pool == "mean" else None)
+    state = encoder.update(None, x)
+    faded = state * (1 - 1e-8)
+    assert torch.allclose(weight(encoder, faded) - weight(encoder, state), torch.tensor(-1e-8).double(), rtol=1e-5, atol=0)
+    for _ in range(2000):  # 10^5 of them, in steps of fifty
+        faded = faded * (0.9999999**50)
+    expected = torch.tensor(2000 * 50 * np.log(0.9999999) - 1e-8)
+    assert torch.allclose(weight(encoder, faded) - weight(encoder, state), expected, rtol=1e-9, atol=0)
+    per_set = weight(encoder, state * torch.tensor([1 - 1e-8, 0.5, 1.0], dtype=torch.float64)) - weight(encoder, state)
+    assert bool((per_set[0] < 0).all())
+    assert bool((per_set[2] == 0).all())
+
+
+def test_plain_sums_decay_to_zero_where_floats_end(x):
+    """A sum that weighs less than any float is zero, and comes back when it is scaled up."""
+    encoder = make(ss.DeepSets("sum"))
+    state = encoder.update(None, x)
+    z, faded = encoder.finalize(state), state
+    for _ in range(1200):
+        faded = faded * 0.5
+    assert torch.equal(encoder.finalize(faded), torch.zeros_like(z))
+    for _ in range(1200):
+        faded = faded * 2.0
+    assert close(encoder.finalize(faded), z, 1e-6)
+
+
+# -- states from outside ----------------------------------------------------------------------------------------------
+
+
+def edited(encoder, x, change):
+    """A state with a right checksum and fingerprint that was changed by hand."""
+    state = encoder.update(None, x[:1]).detach()
+    assert state.fingerprint
+    change(state)
+    return ss.State.from_bytes(state.to_bytes())
+
+
+def put(name, make_tensor, part="pooled"):
+    def change(state):
+        tensors = state.parts[part].tensors
+        tensors[name] = make_tensor(tensors[name])
+
+    return change
+
+
+def count(value):
+    def change(state):
+        state.count = torch.tensor([value])
+
+    return change
+
+
+EDITS = {
+    "shift nan": (None, put("shift", lambda t: t * float("nan"))),
+    "shift inf": (None, put("shift", lambda t: t + float("inf"))),
+    "normaliser negative": (None, put("normaliser", lambda t: -t)),
+    "normaliser zero": (None, put("normaliser", torch.zeros_like)),
+    "one normaliser zero": (None, put("normaliser", lambda t: t * torch.tensor([0.0, 1.0, 1.0, 1.0]).double())),
+    "numerator nan": (None, put("numerator", lambda t: t * float("nan"))),
+    "error negative": (None, put("error", lambda t: -t - 1)),
+    "error nan": (None, put("error", lambda t: t * float("nan"))),
+    "sums of nothing": (None, count(0)),
+    "count negative": (None, count(-1)),
+    "count too large": (None, count(2**60)),
+    "wider": (None, put("numerator", lambda t: torch.cat([t, t], -1))),
+    "narrower": (None, put("numerator", lambda t: t[..., :1])),
+    "more slots": (None, lambda state: [put(n, lambda t: torch.cat([t, t], 2))(state) for n in state.parts["pooled"].tensors]),
+    "broadcasts": (None, put("numerator", lambda t: torch.zeros(1, 50000, 1, 1, 1))),
+    "whole numbers": (None, put("normaliser", lambda t: t.long())),
+    "complex": (None, put("numerator", lambda t: t.to(torch.complex64))),
+    "name missing": (None, lambda state: state.parts["pooled"].tensors.pop("shift")),
+    "name too many": (None, lambda state: state.parts["pooled"].tensors.update(more=torch.zeros(1))),
+    "part missing": (None, lambda state: state.parts.pop("pooled")),
+    "part too many": (None, lambda state: state.parts.update(more=parts.Sums(total=torch.zeros(1)))),
+    "other kind": (None, lambda state: state.parts.update(pooled=parts.Sums(**state.parts["pooled"].tensors))),
+    "a draw": (None, lambda state: state.parts.update(draw=parts.Shared(noise=torch.zeros(1, 4, 8)))),
+    "mean: mass infinite": ("mean", put("normaliser", lambda t: t * float("inf"))),
+    "mean: other width": ("mean", put("numerator", lambda t: t[..., :1].repeat(1, 5))),
+    "sum: width one": ("sum", put("numerator", lambda t: t[..., :1])),
+    "max: nan": ("max", put("value", lambda t: t * float("nan"))),
+    "max: nothing, of elements": ("max", put("value", lambda t: t * 0 - float("inf"))),
+    "max: wrong infinity": ("max", put("value", lambda t: t * 0 + float("inf"))),
+    "min: of no elements": ("min", count(0)),
+    "min: other width": ("min", put("value", lambda t: t[..., :3])),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edited_states_are_refused_everywhere(name, x, tmp_path):
+    pool, change = EDITS[name]
+    model = ss.SetModel(make(pool and ss.DeepSets(pool)), nn.Identity())
+    encoder = model.encoder
+    store, stream = ss.StateStore(tmp_path / "s.db", model), model.stream()
+    store.update("a", x[1])
+    stream.update(x[1:2])
+    live = encoder.update(None, x[:1])
+    uses = {
+        "finalize": lambda state: encoder.finalize(state),
+        "update": lambda state: encoder.update(state, x[:1]),
+        "merge": lambda state: encoder.finalize(live + state),
+        "cat": lambda state: encoder.finalize(ss.State.cat([live, state])),
+        "stream": lambda state: stream.merge(state),
+        "store": lambda state: store.merge("a", state),
+        "new": lambda state: store.merge("new", state),
+        "fill": lambda state: store.fill([("b", state)]),
+    }
+    for use, run in uses.items():
+        try:
+            state = edited(encoder, x, change)
+        except StateFormatError:
+            continue  # noticed when it was read
+        with pytest.raises((MismatchError, StateFormatError, ShapeError)):
+            run(state)
+            pytest.fail(f"{use} took it")
+    assert store.ids() == ["a"]
+    assert store.count("a") == 20
+    assert stream.state.count.tolist() == [20]
+
+
+def test_shapes_are_compared_before_anything_is_computed(encoder, x):
+    """A state whose numerator broadcasts would take gigabytes: refused, and nothing of that size is made."""
+    bad = edited(encoder, x, put("numerator", lambda t: torch.zeros(1, 50000, 1, 1, 1)))
+    made = []
+
+    class Watch(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            made.append(result.numel() if isinstance(result, torch.Tensor) else 0)
+            return result
+
+    with Watch():
+        for run in (
+            encoder.finalize,
+            lambda state: encoder.update(state, x[:1]),
+            lambda state: encoder.update(None, x[:1]) + state,
+        ):
+            with pytest.raises(MismatchError, match="numerator"):
+                run(bad)
+    assert max(made) < 100_000
+
+
+def test_states_from_elsewhere_are_taken(x):
+    """What was not edited is read: empty sets, decayed, in float32, after removal, of a width that only phi knows."""
+    for pool in (None, ss.DeepSets("mean"), ss.DeepSets("max"), ss.Parallel(a=ss.UMBC(8, 4), b=ss.DeepSets("min"))):
+        encoder = make(pool)
+        state = encoder.update(None, [x[0], x[1, :0]])
+        states = [state, state[1], encoder.empty(2), state.to(torch.float32)]
+        if pool is None or getattr(pool, "pool", None) == "mean":
+            states += [state * 1e-300 * 1e-300, state - state, (state + state) - state]
+        for own in states:
+            again = ss.State.from_bytes(own.to_bytes())
+            torch.testing.assert_close(*(dict(named_tensors(encoder.finalize(s))) for s in (again, own)))
+
+
+def test_a_weight_that_underflows_is_no_damage(x):
+    """A user's own weights, not as logarithms, may all be zero in float32: such a state is read again."""
+    softplus = ss.Activation("softplus", lambda logits: nn.functional.softplus(50 * logits))
+    encoder = make(ss.UMBC(8, 4, activation=softplus))
+    state = encoder.update(None, x[:, :1] * 30)
+    assert (state.parts["pooled"]["normaliser"] == 0).any()
+    torch.testing.assert_close(encoder.finalize(ss.State.from_bytes(state.to_bytes())), encoder.finalize(state))
+
+
+class OwnPool(ss.Pool):
+    """concepts.md's sums as a pool of one's own: the state of no elements is (0, 0, -inf)."""
+
+    def empty_parts(self, batch, device, width=None):
+        zeros, shift = torch.zeros(batch, 1), torch.full((batch, 1), -torch.inf)
+        return {"own": parts.LogSums(numerator=torch.zeros(batch, 1, width or 8), normaliser=zeros, shift=shift)}
+
+    def absorb_parts(self, context, features, mask):
+        logits = features[..., :1].mT  # (B, 1, n)
+        logits = logits if mask is None else logits.masked_fill(~mask.unsqueeze(1), -torch.inf)
+        shift = logits.amax(-1)
+        weights = (logits - shift.unsqueeze(-1)).exp().nan_to_num(0.0)
+        return {"own": parts.LogSums(numerator=weights @ features, normaliser=weights.sum(-1), shift=shift)}
+
+    def finalize(self, state):
+        return state.parts["own"].mean()[:, 0]
+
+
+def test_minus_infinity_stands_for_nothing_in_a_pool_of_ones_own(x):
+    encoder = make(OwnPool())
+    empty = encoder.empty(3)
+    assert torch.equal(encoder.finalize(empty + empty), torch.zeros(3, 8))
+    features = encoder.phi(x)
+    expected = (features[..., 0].softmax(1).unsqueeze(-1) * features).sum(1)
+    for state in (empty + encoder.update(None, x), encoder.update(None, x) + empty, encoder.update(empty, x)):
+        assert close(encoder.finalize(state), expected)
+        assert close(encoder.finalize(ss.State.from_bytes(state.to_bytes())), expected)
+        assert close(encoder.finalize(state * 0.5 - empty), expected)
+        assert torch.equal(encoder.finalize(state - encoder.update(None, x)), torch.zeros(3, 8))
+    ss.State.from_bytes((empty + empty).to_bytes())
+
+
 # -- removal ----------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +468,35 @@ def test_removal_detects_precision_lost_bit_by_bit():
     with pytest.raises(PrecisionError):
         for step in steps[:-1]:
             state = state - encoder.update(None, step)
+
+
+@pytest.mark.parametrize("pool", ["mean", "sum", "umbc"])
+def test_removal_of_a_large_value_is_refused_where_it_leaves_rounding_error(pool):
+    """An outlier with an ordinary logit: its weight is that of the others, and its features are not."""
+    torch.manual_seed(0)
+    encoder = ss.SetEncoder(nn.Linear(3, 4), ss.UMBC(4, 2, out_dim=4) if pool == "umbc" else ss.DeepSets(pool)).eval()
+    with torch.no_grad():
+        encoder.phi.weight[-1, :-1] = encoder.phi.weight[:-1, -1] = 0.0
+        if pool == "umbc":
+            encoder.pool.key.weight[:, -1] = 0.0
+    x, outlier = torch.randn(1, 50, 3), torch.tensor([[[0.3, -0.2, 1e7]]])
+    state = encoder.update(encoder.update(None, x), outlier)
+    with pytest.raises(PrecisionError, match="Encode the remaining elements anew") as caught:
+        state - encoder.update(None, outlier)
+    assert caught.value.sets == [0]
+    rest = state.remove(encoder.update(None, outlier), tolerance=0.5)  # as good as it gets
+    assert torch.isfinite(encoder.finalize(rest)).all()
+    ordinary = encoder.update(encoder.update(None, x), x[:, :5] * 3)
+    assert close(encoder.finalize(ordinary - encoder.update(None, x[:, :5] * 3)), encoder(x), 1e-3)
+
+
+def test_removal_errors_name_the_member_that_cannot(x):
+    encoder = make(ss.Parallel(slots=ss.UMBC(8, 4), elements=ss.DeepSets("max")))
+    state = encoder.update(None, x)
+    with pytest.raises(
+        RemovalError, match="^elements: a maximum cannot lose elements.*elements_stream=False in a SetClassifier"
+    ):
+        (state + state) - state
 
 
 def test_a_sliding_window_stays_accurate(encoder):

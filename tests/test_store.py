@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.errors import ConfigurationError, MismatchError, StoreError
+from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, StoreError
+from setstream.store import Change
 from tests.kills import kill_after
 
 
@@ -183,3 +184,141 @@ def test_a_foreign_database_is_refused(tmp_path):
         database.execute("INSERT INTO meta VALUES ('colour', 'red')")
     with pytest.raises(StoreError, match="no store of states"):
         ss.StateStore(tmp_path / "other.db", make())
+
+
+def test_ids_are_text(store):
+    """A number was looked up under one key and written under another: elements were lost."""
+    store.update("7", torch.randn(3, 3))
+    state = store.get("7")
+    for id in (7, b"7", None, 7.0, ("7",)):
+        for use in (
+            lambda id: store.update(id, torch.randn(2, 3)),
+            lambda id: store.remove(id, torch.randn(1, 3)),
+            lambda id: store.merge(id, "7"),
+            lambda id: store.merge("8", id) if not isinstance(id, ss.State) else None,
+            lambda id: store.fill([(id, state)]),
+            lambda id: store.decay(id, 0.5),
+            store.get,
+            store.get_bytes,
+            store.describe,
+            store.predict,
+            store.forget,
+            store.count,
+            lambda id: store.counts(after=id),
+            store.__contains__,
+        ):
+            with pytest.raises(ConfigurationError, match="the id of a set is a str"):
+                use(id)
+    with pytest.raises(ConfigurationError, match="surrogate"):
+        store.update("\ud800", torch.randn(2, 3))
+    assert store.ids() == ["7"]
+    assert store.count("7") == 3
+
+
+def test_a_set_is_not_merged_into_itself(store):
+    store.update("a", torch.randn(3, 3))
+    with pytest.raises(ConfigurationError, match="merged into itself"):
+        store.merge("a", "a")
+    assert store.count("a") == 3
+
+
+def deepsets(pool="mean"):
+    torch.manual_seed(0)
+    encoder = ss.SetEncoder(nn.Linear(2, 8), ss.DeepSets(pool))
+    return ss.SetModel(encoder, nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 1))).eval()
+
+
+@pytest.mark.parametrize("pool", ["umbc", "mean", "sum", "max"])
+def test_what_the_model_cannot_read_is_not_committed(tmp_path, pool):
+    """Elements that make every later answer NaN are refused, alone, in their set and among others in one transaction."""
+    model = deepsets(pool) if pool != "umbc" else deepsets()
+    if pool == "umbc":
+        model.encoder.pool = ss.UMBC(8, 4, norm_after=True).eval()
+    with ss.StateStore(tmp_path / "s.db", model) as store:
+        good, bad = torch.randn(4, 2), torch.tensor([[1e20, 1e20]])
+        with pytest.raises(NonFiniteError, match="too large"):
+            store.update("a", bad)
+        store.update("a", good)
+        with pytest.raises(NonFiniteError, match="too large"):
+            store.update("a", bad)
+        encode = torch.no_grad()(lambda x: model.encoder.update(None, [x]))
+        parts = [encode(x) for x in (good, bad, good, bad, good)]
+        done = store.apply([Change(id, part) for id, part in zip("abaab", parts, strict=True)])
+        assert [getattr(own, "count", type(own)) for own in done] == [8, NonFiniteError, 12, NonFiniteError, 4]
+        assert store.count("a") == 12
+        for id in "ab":
+            assert torch.isfinite(store.predict(id)).all()
+            torch.testing.assert_close(
+                store.predict(id), model(good.repeat(store.count(id) // 4, 1)[None]), rtol=1e-4, atol=1e-5
+            )
+
+
+def test_an_empty_set_of_a_model_without_widths_can_be_read(tmp_path):
+    """DeepSets does not know its width before it has seen an element; phi does."""
+    with ss.StateStore(tmp_path / "s.db", deepsets()) as store:
+        store.update("none", torch.empty(0, 2))
+        assert store.predict("none").shape == (1, 1)
+
+
+def test_damaged_files_and_folders_are_told_so(tmp_path):
+    with pytest.raises(StoreError, match="is a folder"):
+        ss.StateStore(tmp_path, make())
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match="no folder for it"):
+        ss.StateStore(tmp_path / "file" / "s.db", make())
+    path = tmp_path / "s.db"
+    with ss.StateStore(path, make()) as store:
+        for number in range(50):
+            store.update(str(number), torch.randn(5, 3))
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    seen = set()
+    for round in range(60):
+        data = bytearray(whole)
+        if round % 3 == 0:
+            data = data[: rng.randrange(1, len(data))]
+        for _ in range(rng.choice([0, 5, 500])):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        if round % 3 == 1:
+            page = 4096 * rng.randrange(len(data) // 4096)
+            data[page : page + 4096] = bytes(4096)
+        path.write_bytes(data)
+        for side in ("-wal", "-shm"):
+            path.with_name(path.name + side).unlink(missing_ok=True)
+        try:
+            with ss.StateStore(path, make(), wait=1.0) as store:
+                for use in (store.ids, lambda: store.predict("7"), lambda: store.update("7", torch.ones(1, 3)), store.counts):
+                    try:
+                        use()
+                    except ss.errors.SetstreamError as error:  # never sqlite3.Error, KeyError, ...
+                        seen.add(type(error).__name__)
+        except ss.errors.SetstreamError as error:
+            seen.add(type(error).__name__)
+    assert "StoreError" in seen
+
+
+def test_a_fork_while_the_cache_is_locked_leaves_the_child_free(store):
+    """A lock that another thread held at the fork would be locked in the child for ever."""
+    store.update("a", torch.ones(1, 3))
+    holding, go = threading.Event(), threading.Event()
+
+    def hold():
+        with store._keeping:
+            holding.set()
+            go.wait(5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait(5)
+    threading.Timer(0.2, go.set).start()
+    child = os.fork()
+    if child == 0:
+        try:
+            free = store._keeping.acquire(timeout=5)
+            os._exit(0 if free else 1)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(child, 0)
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert store.update("a", torch.ones(1, 3)) == 2

@@ -7,19 +7,28 @@ y = head(z)                                            any set function: the slo
 from __future__ import annotations
 
 import cmath
+from contextlib import suppress
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from setstream.errors import BatchStatisticsError, ConfigurationError, DeviceError, MismatchError, NonFiniteError, ShapeError
+from setstream.errors import (
+    BatchStatisticsError,
+    ConfigurationError,
+    DeviceError,
+    MismatchError,
+    NonFiniteError,
+    ShapeError,
+)
 from setstream.fingerprint import Origin
 from setstream.layout import Packed, Sets, pack
 from setstream.pool import Context, Pool, cast, named_tensors, parameter_dtype, take
 from setstream.pretrained import Pretrained
-from setstream.state import State
+from setstream.state import State, fits
 
 
 def all_finite(x: Tensor) -> bool:
@@ -29,6 +38,9 @@ def all_finite(x: Tensor) -> bool:
     x = x.detach()
     return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
+
+# What is found out about an encoder once: the width of its features, and an example of its states.
+_facts: WeakKeyDictionary[Origin, dict[str, Any]] = WeakKeyDictionary()
 
 ONE_SET = (
     "Sets are (B, N, ...): if this was one set (N, width), pass x[None]; if it was one element (width,), pass x[None, None]"
@@ -222,18 +234,67 @@ class SetEncoder(Pretrained, nn.Module):
         return self._origin
 
     def check_state(self, state: State) -> None:
-        """Raise MismatchError unless this encoder, with these weights, made the state."""
+        """Raise unless this encoder, with these weights, made the state; one that comes from outside is looked at closely.
+
+        MismatchError: another encoder's, or with parts, shapes or types that this one's states do not have. A fingerprint
+        alone proves nothing. (Numbers that no elements give are refused where a state is read: StateFormatError.)
+        """
         if not isinstance(state, State):
             raise MismatchError(f"a State is needed here, from encoder.update() or encoder.empty(); got {type(state).__name__}")
         if self.home() not in (None, state.device):
             raise DeviceError(f"the state is on {state.device}, the encoder is on {self.home()}: use state.to(device)")
         origin = self._current_origin()
+        if state.origin is origin:
+            return
         if state.origin is None or not state.origin.same_as(origin):
             raise MismatchError(
                 f"this state was made by another encoder (fingerprint {state.fingerprint}) than the one that should use it "
                 f"({origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
             )
+        if state.origin.loaded:
+            self._check_parts(state, origin)
         state.origin = origin  # equal: from now on one pointer comparison tells so
+
+    @torch.no_grad()
+    def _check_parts(self, state: State, origin: Origin) -> None:
+        """Parts, shapes and types, before any arithmetic. Once for each state."""
+        key = "parts in training" if self.pool.training else "parts"
+        if key not in _facts.setdefault(origin, {}):
+            _facts[origin][key] = self._example(state.device)
+        example: State = _facts[origin][key]
+        state.read_as(example.parts)
+        if state.kinds() != example.kinds():
+            hint = " Was it made in training mode, with drawn slots?" * ("shared" in state.kinds().values())
+            raise MismatchError(f"the state has the parts {state.kinds()}, and states of this encoder {example.kinds()}.{hint}")
+        tensors, known = state.tensors(), example.tensors()
+        if tensors.keys() != known.keys():
+            raise MismatchError(f"the state holds {sorted(tensors)}, and states of this encoder {sorted(known)}")
+        for name, tensor in tensors.items():
+            free = not example.count.any() and 1 in known[name].shape[1:]  # a width that nobody knows yet
+            if len(tensor) != len(state) or not (free or fits(state, tensor, known[name])) or not tensor.is_floating_point():
+                kind, shape = str(tensor.dtype).removeprefix("torch."), (len(state), *known[name].shape[1:])
+                raise MismatchError(f"{name} is {kind} {tuple(tensor.shape)}, and float {shape} in states of this encoder")
+
+    def _example(self, device: torch.device) -> State:
+        """A state of this encoder: of one element, or of none where nobody knows what an element looks like."""
+        state = self._empty(1, device, torch.Generator())
+        width = self.pool.in_dim or self._feature_width()
+        if width is None:
+            return state
+        features = torch.zeros(1, 1, width, device=device, dtype=self._feature_dtype())
+        parts = self.pool.absorb_parts(self.pool.prepare(state), features, None)
+        return state + State(state.parts | parts, torch.ones_like(state.count), state.origin)
+
+    def _feature_width(self) -> int | None:
+        """How wide phi's features are, where it tells without elements: the width of the states of pools that take any."""
+        facts = _facts.setdefault(self._current_origin(), {})
+        if "width" not in facts:
+            facts["width"], width = None, self.width()
+            if width is not None:
+                with torch.no_grad(), suppress(Exception):  # phi is anybody's, and may not like to be without elements
+                    dtype, device = self._feature_dtype(), self.home()
+                    facts["width"] = int(self.phi(torch.zeros(0, width, dtype=dtype, device=device)).shape[-1])
+        return facts["width"]
 
     def _check_phi(self) -> None:
         for name, module in self.phi.named_modules():
@@ -284,7 +345,8 @@ class SetEncoder(Pretrained, nn.Module):
         return None if tensor is None else tensor.device
 
     def _empty(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> State:
-        state = self.pool.empty(batch, device, generator)
+        width = self._feature_width() if self.pool.in_dim is None else None
+        state = self.pool.empty(batch, device, generator, width)
         state.origin = self._current_origin()
         return state
 

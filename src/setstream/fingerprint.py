@@ -118,6 +118,11 @@ class Origin:
         assert self._digest is not None
         return self._digest
 
+    @property
+    def loaded(self) -> bool:
+        """Whether this is a digest alone, of a state that came from elsewhere."""
+        return self._module is None
+
     def same_as(self, other: Origin) -> bool:
         """Whether both stand for the same structure and weights."""
         return self is other or self.fingerprint == other.fingerprint

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from setstream.encoder import SetEncoder
-from setstream.errors import MismatchError, ShapeError
+from setstream.errors import ShapeError
+from setstream.fingerprint import Origin
 from setstream.parts import Part, Shared
 from setstream.pool import cast, parameter_dtype
 from setstream.state import State
@@ -33,7 +34,7 @@ def empty(encoder: SetEncoder, batch: int, elements: Tensor) -> Tensors:
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=4)).eval()
     >>> list(empty(encoder, 3, torch.zeros(1, 2)))
-    ['pooled.numerator', 'pooled.normaliser', 'pooled.shift', 'pooled.spent', 'count']
+    ['pooled.numerator', 'pooled.normaliser', 'pooled.shift', 'pooled.error', 'count']
     """
     with torch.no_grad():
         features = encoder.phi(encoder.cast(elements[:1]))
@@ -94,11 +95,11 @@ def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
     """The state of the encoder that these tensors are: to save, to merge with others, to stream on."""
     if COUNT not in tensors:
         raise ShapeError(f"the tensors of a state have a {COUNT!r}; these are {', '.join(tensors) or 'none'}")
-    state = encoder.empty(len(tensors[COUNT]))
-    wanted = set(to_tensors(state))
-    if wanted != set(tensors):
-        raise MismatchError(f"this encoder's states have the tensors {sorted(wanted)}; got {sorted(tensors)}")
-    return State(_state(encoder, tensors).parts, tensors[COUNT], state.origin)
+    origin = encoder.empty(1).origin
+    assert origin is not None
+    state = State(_state(encoder, tensors).parts, tensors[COUNT], Origin(None, origin.fingerprint))
+    encoder.check_state(state)
+    return state.checked()
 
 
 def _state(encoder: SetEncoder, tensors: Tensors) -> State:

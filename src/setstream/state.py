@@ -11,7 +11,7 @@ it, and goes to bytes and back without pickle.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Self, SupportsIndex
@@ -19,9 +19,12 @@ from typing import Self, SupportsIndex
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, MismatchError, RemovalError, ShapeError
+from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
 from setstream.fingerprint import Origin
-from setstream.parts import REMOVAL_TOLERANCE, Part, accumulator_dtype
+from setstream.parts import REMOVAL_TOLERANCE, LogSums, Part, Sums, accumulator_dtype
+
+# Larger counts are no longer exact in JSON, and soon not in 64 bits.
+MOST_ELEMENTS = 2**53
 
 
 class State:
@@ -60,9 +63,9 @@ class State:
     # -- the monoid ---------------------------------------------------------------------------------------------------
 
     def __add__(self, other: State) -> State:
-        self._must_match(other, "merge")
+        origin = self._must_match(other, "merge")
         parts = {name: part.merge(other.parts[name]) for name, part in self.parts.items()}
-        return State(parts, self.count + other.count, self.origin)
+        return State(parts, self.count + other.count, origin)
 
     def __radd__(self, other: object) -> State:
         if isinstance(other, int) and other == 0:  # so that sum(states) works
@@ -75,27 +78,35 @@ class State:
     def remove(self, part: State, *, tolerance: float = REMOVAL_TOLERANCE) -> State:
         """The state without the elements of `part`, which must have been merged into it before.
 
-        Sums subtract. A weighted sum subtracts at its shift: exact while the remaining elements carry a fair share of
-        each slot's weight. When heavy elements go and light ones stay, the difference drowns in the rounding error of
-        what was removed; that is estimated over the whole life of the state, and beyond `tolerance` (a relative error)
-        a PrecisionError is raised instead of a wrong state. A set that loses all its elements becomes exactly empty.
-        Plain sums of signed features (DeepSets) give no such sign: their error is the rounding error of the larger sum.
-        Maxima and minima cannot lose elements: RemovalError.
+        Sums subtract: exact while the remaining elements carry a fair share of each slot's weight and of its numerator.
+        When heavy elements go and light ones stay, or large features and small ones stay, the difference drowns in the
+        rounding error of what was removed. That is estimated over the whole life of the state, and beyond `tolerance` (an
+        error relative to the norm of each slot's sums) a PrecisionError is raised instead of a wrong state. A set that
+        loses all its elements becomes exactly empty. Maxima and minima cannot lose elements: RemovalError.
         """
-        self._must_match(part, "remove")
+        origin = self._must_match(part, "remove")
         count = self.count - part.count
         if bool((count < 0).any()):
             raise RemovalError(
                 f"cannot remove {part.count.tolist()} elements from sets that have seen {self.count.tolist()}: "
                 "only what was merged into a state can be taken out of it."
             )
-        parts = {name: mine.remove(part.parts[name], count == 0, tolerance) for name, mine in self.parts.items()}
-        return State(parts, count, self.origin)
+        parts = {}
+        for name, mine in self.parts.items():
+            try:
+                parts[name] = mine.remove(part.parts[name], count == 0, tolerance)
+            except (RemovalError, PrecisionError) as error:
+                if member := name.rpartition("/")[0]:  # of a Parallel
+                    error.args = (f"{member}: {error}",)
+                raise
+        return State(parts, count, origin)
 
     def __mul__(self, factor: Real | float | Tensor) -> State:
         if not isinstance(factor, Real | Tensor):
             return NotImplemented
-        factors = factor.to(self.device) if isinstance(factor, Tensor) else torch.tensor(float(factor), device=self.device)
+        wide = accumulator_dtype(self.device)
+        number = factor if isinstance(factor, Tensor) else torch.tensor(float(factor), dtype=torch.float64)
+        factors = number.to(wide).to(self.device)
         if factors.dim() > 1 or (factors.dim() == 1 and len(factors) != len(self)):
             raise ShapeError(
                 f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
@@ -140,10 +151,10 @@ class State:
         if not states:
             raise ShapeError("State.cat needs at least one state, got an empty list")
         first, *rest = states
-        for other in rest:
-            first._must_match(other, "cat", same_batch=False)
+        origins = [first._must_match(other, "cat", same_batch=False) for other in rest]
+        origin = next((own for own in origins if own is not first.origin), first.origin)
         parts = {name: part.cat([other.parts[name] for other in rest]) for name, part in first.parts.items()}
-        return State(parts, torch.cat([state.count for state in states]), first.origin)
+        return State(parts, torch.cat([state.count for state in states]), origin)
 
     def select(self, prefix: str) -> State:
         """The parts of one member of a `Parallel` pool."""
@@ -195,7 +206,7 @@ class State:
         """The state in `data`; StateFormatError when the bytes are truncated, edited or of another kind."""
         from setstream.state_io import parse
 
-        return cls(*parse(data))
+        return cls(*parse(data)).checked()
 
     def save(self, path: str | Path) -> None:
         """Write the state to a file, whole or not at all."""
@@ -208,7 +219,7 @@ class State:
         """Read a state that `save` wrote."""
         from setstream.state_io import read
 
-        return cls(*read(Path(path)))
+        return cls(*read(Path(path))).checked(f"{path}: ")
 
     def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
         return State.from_bytes, (self.to_bytes(),)
@@ -226,11 +237,14 @@ class State:
         """The tensors of all parts by name, `part.tensor`; views, and without the count."""
         return {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors.items()}
 
-    def _must_match(self, other: State, action: str, same_batch: bool = True) -> None:
+    def _must_match(self, other: State, action: str, same_batch: bool = True) -> Origin | None:
+        """Raise unless the two can become one; gives the origin of what they become."""
         if not isinstance(other, State):
             raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
-        mine = {name: part.kind for name, part in self.parts.items()}
-        theirs = {name: part.kind for name, part in other.parts.items()}
+        if self.kinds() != other.kinds():
+            self.read_as(other.parts)
+            other.read_as(self.parts)
+        mine, theirs = self.kinds(), other.kinds()
         if mine != theirs:
             hint = " One was made in training mode, with drawn slots, the other in eval mode?"
             drawn = "shared" in mine.values() or "shared" in theirs.values()
@@ -246,3 +260,46 @@ class State:
             raise ShapeError(f"cannot {action} a state of {len(self)} sets and one of {len(other)}: the batches differ")
         if self.device != other.device:
             raise MismatchError(f"cannot {action} states on {self.device} and {other.device}: move one with state.to(device)")
+        if self.origin is other.origin and self.origin is not None:
+            return self.origin
+        for name, part in self.parts.items():
+            for key in part.tensors.keys() | other.parts[name].tensors.keys():
+                a, b = part.tensors.get(key), other.parts[name].tensors.get(key)
+                if a is None or b is None:
+                    raise MismatchError(f"cannot {action} these states: only one of them has {name}.{key}")
+                if a.is_floating_point() != b.is_floating_point() or not (fits(self, a, b) or fits(other, b, a)):
+                    came = " and ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in (a, b))
+                    raise MismatchError(f"cannot {action} states of different shapes: {name}.{key} is {came}")
+        # What came from elsewhere is still to be checked by an encoder, and so is what it is a part of.
+        return other.origin if other.origin is not None and other.origin.loaded else self.origin
+
+    def checked(self, place: str = "") -> Self:
+        """The state, if elements can have given its numbers; else StateFormatError. For what comes from outside."""
+        if bool(((self.count < 0) | (self.count > MOST_ELEMENTS)).any()):
+            raise StateFormatError(f"{place}a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
+        for name, part in self.parts.items():
+            if fault := part.fault(self.count > 0):
+                raise StateFormatError(f"{place}no elements give this state, it was edited or is damaged: {name}: {fault}")
+        return self
+
+    def kinds(self) -> dict[str, str]:
+        """The kind of each part."""
+        return {name: part.kind for name, part in self.parts.items()}
+
+    def read_as(self, like: Mapping[str, Part]) -> None:
+        """Take plain sums, as 0.1 kept them for some pools, for the weighted sums that these pools keep now."""
+        for name, part in self.parts.items():
+            if (
+                isinstance(part, Sums)
+                and isinstance(like.get(name), LogSums)
+                and "total" in part.tensors
+                and len(part.tensors) == 2
+            ):
+                self.parts = self.parts | {name: LogSums.of_sums(part)}
+
+
+def fits(state: State, tensor: Tensor, known: Tensor) -> bool:
+    """Whether a state's tensor has the shape of a known one, up to the batch; of no elements, it may not know its width (1)."""
+    if tensor.shape[1:] == known.shape[1:]:
+        return True
+    return tensor.dim() <= known.dim() and all(size == 1 for size in tensor.shape[1:]) and not bool(state.count.any())

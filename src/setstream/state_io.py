@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from setstream.state import State
 
 FORMAT = "setstream.state"
-VERSION = 1
+# 1: with `spent` in weighted sums, and plain sums of total and mass. 2: with `error`.
+VERSION = 2
 
 
 def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
@@ -68,10 +69,10 @@ def _metadata(data: bytes) -> dict[str, Any]:
             f"these {len(data)} bytes are not a setstream state, or a damaged one: no safetensors header that says so "
             f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."
         ) from None
-    if version != VERSION:
+    if version not in range(1, VERSION + 1):
         raise StateFormatError(
-            f"this state has format version {version!r}; this setstream reads version {VERSION}. Update setstream, or save "
-            "the state again with the version that reads it."
+            f"this state has format version {version!r}; this setstream reads versions 1 to {VERSION}. Update setstream, or "
+            "save the state again with the version that reads it."
         )
     return metadata
 

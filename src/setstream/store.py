@@ -12,24 +12,32 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
+from setstream.encoder import SetEncoder, all_finite
+from setstream.errors import (
+    ConfigurationError,
+    MismatchError,
+    NonFiniteError,
+    SetstreamError,
+    StoreError,
+    StoreFullError,
+    UnknownSetError,
+)
 from setstream.layout import Sets
 from setstream.model import SetModel
-from setstream.state import State
-from setstream.store_rows import Work, open_rows
+from setstream.pool import named_tensors
+from setstream.state import MOST_ELEMENTS, State
+from setstream.store_rows import at_forks, open_rows
 
 VERSION = 1
-# Larger counts are no longer exact in JSON, and soon not in 64 bits.
-MOST_ELEMENTS = 2**53
 # Bytes of the states that are kept parsed, with about as much again for their tensors.
 KEPT_BYTES = 2**25
 
@@ -76,12 +84,14 @@ class StateStore:
         self._parsed: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
         self._parsed_bytes = 0
         self._keeping = threading.Lock()
+        self._largest = 0.0  # of the encodings that the head is known to read
+        at_forks(self)
         place = self.rows.place
         fingerprint = self.encoder.empty(1).fingerprint
         known = self.rows.remember({"version": str(VERSION), "fingerprint": str(fingerprint)})
         if known and not {"version", "fingerprint"} <= set(known):
             raise StoreError(f"{place}: is a database, and no store of states")
-        if known and int(known["version"]) > VERSION:
+        if known and known["version"] != str(VERSION):
             raise StoreError(f"{place}: was written by a newer setstream (version {known['version']} of the store)")
         if known and known["fingerprint"] != fingerprint:
             raise MismatchError(
@@ -98,10 +108,7 @@ class StateStore:
     def remove(self, id: str, elements: Tensor) -> int:
         """Take elements out of a set again; gives how many are left."""
         part = self._state_of(elements)
-        with self.rows.transaction([id]) as work:
-            rest = self._stored(work, id) - part
-            work.write([_row(id, rest)])
-        return int(rest.count)
+        return self._replace(id, lambda state: state - part)
 
     def merge(self, id: str, other: State | str) -> int:
         """Add a state, or another set of the store, to a set; gives how many elements it has now. The other set stays."""
@@ -130,13 +137,23 @@ class StateStore:
 
     def forget(self, id: str) -> bool:
         """Drop a set; says whether it was there."""
-        with self.rows.transaction([id]) as work:
+        with self.rows.transaction([_text(id)]) as work:
             return work.delete(id)
 
     def decay(self, id: str, factor: float) -> None:
         """Let what a set has seen so far weigh less: its state times a factor."""
-        with self.rows.transaction([id]) as work:
-            work.write([_row(id, self._stored(work, id) * factor)])
+        self._replace(id, lambda state: state * factor)
+
+    @torch.no_grad()
+    def _replace(self, id: str, change: Callable[[State], State]) -> int:
+        with self.rows.transaction([_text(id)]) as work:
+            found = work.read([id])
+            if id not in found:
+                raise self._unknown(id)
+            state = change(self._parse(found[id]))
+            self._must_be_readable([state])
+            work.write([_row(id, state)])
+        return int(state.count)
 
     # -- many sets ----------------------------------------------------------------------------------------------------
 
@@ -145,61 +162,85 @@ class StateStore:
         """Many changes in one transaction, in their order; gives what became of each, or the error that kept it out.
 
         A change that cannot be made leaves the others be: one commit serves many callers. `room` sets may begin, no more.
+        A part that the model cannot read, alone or in its set, is kept out: no later element could make up for it.
         """
-        done: list[Changed | SetstreamError] = []
-        ids = {change.id for change in changes} | {change.part for change in changes if isinstance(change.part, str)}
-        origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
+        ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and _is_text(id)}
         with self.rows.transaction(ids) as work:
             stored = work.read(ids)
-            states: dict[str, State] = {}
-
-            def state_of(id: str) -> State | None:
-                if id not in states and id in stored:
-                    known = self._parsed.get(id)
-                    states[id] = known[1] if known is not None and known[0] == stored[id] else self._parse(stored[id])
-                return states.get(id)
-
-            changed: set[str] = set()
-            fresh: set[str] = set()  # sums, in memory of their own
-            for change in changes:
-                began = change.id not in stored and change.id not in changed
-                try:
-                    if began and room is not None and room < 1:
-                        raise StoreFullError(f"{self.rows.place}: no more sets can begin; forget some")
-                    part = change.part if isinstance(change.part, State) else state_of(change.part)
-                    if part is None:
-                        raise self._unknown(str(change.part))
-                    if part.origin is not origin or len(part) != 1:
-                        self._check(part)
-                    before = None if change.replace else state_of(change.id)
-                    whole = part if before is None else _sum(before, part)
-                    (fresh.discard if before is None else fresh.add)(change.id)
-                    count = int(whole.count)
-                    if count > MOST_ELEMENTS:
-                        raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {change.id!r} would have {count}")
-                except SetstreamError as error:
-                    done.append(error)
-                    continue
-                states[change.id] = whole
-                changed.add(change.id)
-                room = None if room is None else room - began
-                done.append(Changed(count, began))
-            rows = [_row(id, states[id]) for id in sorted(changed)]
+            done, states, parts = self._changed(changes, stored, room)
+            try:
+                self._must_be_readable([*parts, *states.values()])
+            except SetstreamError:  # one of them is bad: look at each
+                done, states, _ = self._changed(changes, stored, room, look=True)
+            rows = [_row(id, states[id]) for id in sorted(states)]
             work.write(rows)
-        self._keep([(id, data, states[id]) for id, _, data in rows if id in fresh])
+        own = {id(part) for part in parts}  # a part is its caller's, or shares memory with others; sums are the store's
+        self._keep([(name, data, states[name]) for name, _, data in rows if id(states[name]) not in own])
         return done
+
+    def _changed(
+        self, changes: Sequence[Change], stored: dict[str, bytes], room: int | None, look: bool = False
+    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
+        """What becomes of each change, the new states by id, and the parts in them; `look` whether the model reads each."""
+        done: list[Changed | SetstreamError] = []
+        known: dict[str, State] = {}
+        states: dict[str, State] = {}
+        parts: list[State] = []
+        origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
+
+        def state_of(id: str) -> State | None:
+            if id not in known and id in stored:
+                kept = self._parsed.get(id)
+                known[id] = kept[1] if kept is not None and kept[0] == stored[id] else self._parse(stored[id])
+            return states.get(id, known.get(id))
+
+        for change in changes:
+            try:
+                name = _text(change.id)
+                began = name not in stored and name not in states
+                if began and room is not None and room < 1:
+                    raise StoreFullError(f"{self.rows.place}: no more sets can begin; forget some")
+                if change.part == name:
+                    raise ConfigurationError(f"a set cannot be merged into itself: {name!r} would count every element twice")
+                part = change.part if isinstance(change.part, State) else state_of(_text(change.part))
+                if part is None:
+                    raise self._unknown(str(change.part))
+                if part.origin is not origin or len(part) != 1:
+                    self.check(part)
+                before = None if change.replace else state_of(name)
+                whole = part if before is None else before + part
+                count = int(whole.count)
+                if count > MOST_ELEMENTS:
+                    raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
+                if look:
+                    self._must_be_readable([part, whole])
+            except SetstreamError as error:
+                done.append(error)
+                continue
+            states[name] = whole
+            parts.append(part)
+            room = None if room is None else room - began
+            done.append(Changed(count, began))
+        return done, states, parts
+
+    def check(self, part: State) -> None:
+        """Raise unless this is the state of one set, made by the store's encoder; see `SetEncoder.check_state`."""
+        self.encoder.check_state(part)
+        if len(part) != 1:
+            raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
 
     def fill(self, states: Iterable[tuple[str, State]]) -> None:
         """Write many states in one transaction, replacing those of the same ids."""
         with self.rows.transaction([]) as work:
             for name, state in states:
-                work.write([_row(name, state)])
+                self.check(state)
+                work.write([_row(_text(name), state)])
 
     def __len__(self) -> int:
         return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
 
     def __contains__(self, id: object) -> bool:
-        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", str(id)))
+        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", _text(id)))
 
     def ids(self) -> list[str]:
         """The ids of all sets, in order."""
@@ -208,12 +249,20 @@ class StateStore:
     def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
         """The ids that follow `after`, in order, and how many elements each has: page by page through all sets."""
         statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
-        return [(name, int(count)) for name, count in self.rows.query(statement, after, limit)]
+        return [(name, int(count)) for name, count in self.rows.query(statement, _text(after), limit)]
 
     def count(self, id: str) -> int:
         """How many elements a set has seen; zero if there is no such set."""
-        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", id)
+        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", _text(id))
         return int(rows[0][0]) if rows else 0
+
+    def before_fork(self) -> None:
+        """Let no thread be at work with what is kept parsed."""
+        self._keeping.acquire()
+
+    def after_fork(self) -> None:
+        """Let threads work again."""
+        self._keeping.release()
 
     def close(self) -> None:
         """Close the file, or the connections; another call opens them again."""
@@ -241,25 +290,43 @@ class StateStore:
             while self._parsed_bytes > KEPT_BYTES:
                 self._parsed_bytes -= len(self._parsed.popitem(last=False)[1][0])
 
-    def _check(self, part: State) -> None:
-        self.encoder.check_state(part)
-        if len(part) != 1:
-            raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
+    def _must_be_readable(self, states: Sequence[State]) -> None:
+        """Raise NonFiniteError unless the model has a finite answer to each; MismatchError where it has none at all.
+
+        The head looks only at encodings with larger numbers than it has been shown: it may be large, and what it cannot read
+        are numbers too large for it.
+        """
+        seen = [state for state in states if int(state.count)]
+        if not seen:
+            return
+        try:
+            z = self.encoder.finalize(State.cat(seen))
+            largest = max(float(tensor.abs().max()) for _, tensor in named_tensors(z))
+            finite = isfinite(largest)
+            if finite and largest > self._largest and isinstance(self.model, SetModel):
+                y = self.model.head(z)
+                named = y.named() if hasattr(y, "named") else y
+                finite = all(all_finite(tensor) for _, tensor in named_tensors(named) if isinstance(tensor, Tensor))
+        except NonFiniteError:
+            finite = False
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            if isinstance(error, SetstreamError):
+                raise
+            raise MismatchError(f"the model cannot read this state: {error}") from error
+        if not finite:
+            raise NonFiniteError("with these elements the model's answer is NaN or infinity: they are too large for it")
+        self._largest = max(self._largest, largest)
 
     def _parse(self, data: bytes) -> State:
-        return State.from_bytes(data).to(self.encoder.home() or torch.device("cpu"))
+        state = State.from_bytes(data).to(self.encoder.home() or torch.device("cpu"))
+        self.encoder.check_state(state)
+        return state
 
     def _columns(self, id: str, columns: str) -> tuple[Any, ...]:
-        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", id)
+        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", _text(id))
         if not rows:
             raise self._unknown(id)
         return tuple(rows[0])
-
-    def _stored(self, work: Work, id: str) -> State:
-        found = work.read([id])
-        if id not in found:
-            raise self._unknown(id)
-        return self._parse(found[id])
 
     def _unknown(self, id: str) -> UnknownSetError:
         return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
@@ -269,8 +336,14 @@ def _row(id: str, state: State) -> tuple[str, int, bytes]:
     return id, int(state.count), state.to_bytes()
 
 
-def _sum(before: State, part: State) -> State:
-    try:
-        return before + part
-    except RuntimeError as error:  # tensors of other shapes, from a state that was edited
-        raise MismatchError(f"the state does not fit the set's: {error}") from error
+def _text(id: object) -> str:
+    """An id, which is text that a database can hold. A number would be found under one key and kept under another."""
+    if not isinstance(id, str):
+        raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
+    if not _is_text(id):
+        raise ConfigurationError(f"the id of a set is text; {id!r} holds half of a surrogate pair")
+    return id
+
+
+def _is_text(id: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in id)

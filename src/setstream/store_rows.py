@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 Execute = Callable[[str, Sequence[Any]], Any]
 Row = tuple[str, int, bytes]
@@ -61,7 +61,7 @@ class Rows(ABC):
 
     def __init__(self, place: str) -> None:
         self.place = place
-        _open.add(self)
+        at_forks(self)
 
     def remember(self, facts: dict[str, str]) -> dict[str, str]:
         """Make the tables with these facts where there are none; gives the facts that were there, none if all is new."""
@@ -95,20 +95,35 @@ class Rows(ABC):
         """Let threads work again."""
 
 
+class Forks(Protocol):
+    """What must stand still while a process forks."""
+
+    def before_fork(self) -> None: ...  # noqa: D102
+    def after_fork(self) -> None: ...  # noqa: D102
+
+
 # A connection must not be carried through a fork: a child with its parent's SQLite locks takes none, and two processes
 # that write to one socket garble it. Connections are closed before one, when no thread is at work with them, and open
-# again when they are needed.
-_open: weakref.WeakSet[Rows] = weakref.WeakSet()
+# again when they are needed. A lock that another thread holds during a fork would never be free in the child.
+_open: weakref.WeakSet[Forks] = weakref.WeakSet()
+_still: list[Forks] = []
+
+
+def at_forks(thing: Forks) -> None:
+    """Call `before_fork` and `after_fork` of a thing, as long as it lives, around every fork."""
+    _open.add(thing)
 
 
 def _before_fork() -> None:
-    for rows in _open:
-        rows.before_fork()
+    _still[:] = list(_open)
+    for thing in _still:
+        thing.before_fork()
 
 
 def _after_fork() -> None:
-    for rows in _open:
-        rows.after_fork()
+    for thing in _still:
+        thing.after_fork()
+    _still.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from setstream.errors import StoreError
 from setstream.store_rows import Rows, Work
+
+# What comes of a damaged file: its texts, error messages among them, need not be text.
+BROKEN = (sqlite3.Error, UnicodeError)
 
 
 class SqliteRows(Rows):
@@ -29,14 +32,22 @@ class SqliteRows(Rows):
         self._writing, self._reading = threading.RLock(), threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise StoreError(f"{path}: is a folder, and a store is a file in one: give {path / 'states.db'}, for example")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path}: there is no folder for it, and none can be made: {error}") from error
 
     def query(self, statement: str, *values: Any) -> list[Any]:
         """The rows that a statement finds, as they are committed."""
         with self._reading:
             if self._reader is None:
                 self._reader = self._connect()
-            return self._reader.execute(statement.replace("%s", "?"), values).fetchall()
+            try:
+                return self._reader.execute(statement.replace("%s", "?"), values).fetchall()
+            except BROKEN as error:
+                raise self._wrong(error, "read") from error
 
     @contextmanager
     def transaction(self, ids: Collection[str]) -> Iterator[Work]:
@@ -47,10 +58,8 @@ class SqliteRows(Rows):
             database = self._writer
             try:
                 database.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error):
-                    raise StoreError(f"{self.place}: cannot be written: {error}") from error
-                raise StoreError(f"{self.place}: another process held it for more than {self.wait:.0f} s") from error
+            except BROKEN as error:
+                raise self._wrong(error, "written") from error
             try:
                 yield Work(
                     self.states,
@@ -59,10 +68,11 @@ class SqliteRows(Rows):
                 )
                 database.execute("COMMIT")
             except BaseException as error:
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
-                if isinstance(error, sqlite3.OperationalError):  # a full disk, for one
-                    raise StoreError(f"{self.place}: cannot be written: {error}") from error
+                with suppress(*BROKEN):
+                    if database.in_transaction:
+                        database.execute("ROLLBACK")
+                if isinstance(error, BROKEN):  # a full disk, for one
+                    raise self._wrong(error, "written") from error
                 raise
 
     def close(self) -> None:
@@ -85,11 +95,28 @@ class SqliteRows(Rows):
         self._writing.release()
 
     def _connect(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, timeout=self.wait, isolation_level=None, check_same_thread=False)
+        database: sqlite3.Connection | None = None
         try:
+            database = sqlite3.connect(self.path, timeout=self.wait, isolation_level=None, check_same_thread=False)
             database.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.DatabaseError as error:
-            database.close()
-            raise StoreError(f"{self.place}: is no store of states: {error}") from error
-        database.execute("PRAGMA synchronous = FULL")  # a commit that returned is on the disk
+            database.execute("PRAGMA synchronous = FULL")  # a commit that returned is on the disk
+        except BROKEN as error:
+            if database is not None:
+                database.close()
+            raise self._wrong(error, "opened") from error
         return database
+
+    def _wrong(self, error: Exception, done: str) -> StoreError:
+        """What to do about an error of SQLite's."""
+        if "locked" in str(error):
+            return StoreError(f"{self.place}: another process held it for more than {self.wait:.0f} s")
+        if "not a database" in str(error):
+            return StoreError(
+                f"{self.place}: is no store of states: {error}. Give another file; a new one is made where there is none."
+            )
+        if isinstance(error, UnicodeError) or any(word in str(error) for word in ("malformed", "no such", "decode")):
+            return StoreError(
+                f"{self.place}: is damaged: {error}. Put a backup in its place, or save what is left with "
+                f"`sqlite3 {self.path.name} .recover`."
+            )
+        return StoreError(f"{self.place}: cannot be {done}: {error}. Is there room on the disk, and may this user write there?")

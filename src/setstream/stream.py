@@ -80,6 +80,8 @@ class SetStream:
         state = other.state if isinstance(other, SetStream) else other
         with evaluating(self.model):
             self.model.encoder.check_state(state)
+            if bool(state.count.any()):
+                self.model.finalize(state)  # what cannot be read alone would be read never more
         if isinstance(other, SetStream) and other._new():
             return
         self.state = state if self._new() else self.state + state

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from setstream.encoder import SetEncoder
-from setstream.errors import DataError, MismatchError, NonFiniteError, ShapeError, StateFormatError
+from setstream.errors import DataError, ShapeError
 from setstream.serve.answers import as_json
 from setstream.serve.bodies import parse_elements
 from setstream.serve.live import Watchers
@@ -21,7 +20,7 @@ from setstream.serve.options import Options
 from setstream.serve.problems import TooManyElements
 from setstream.serve.writer import Writer
 from setstream.state import State
-from setstream.store import MOST_ELEMENTS, Changed, StateStore
+from setstream.store import Changed, StateStore
 
 # Bodies up to this size are parsed where they arrive: handing them to a thread would take longer.
 SMALL = 2**14
@@ -89,8 +88,6 @@ class Service:
 
     async def merge(self, id: str, other: str) -> Changed:
         """Add another set of the store."""
-        if id == other:
-            raise StateFormatError(f"a set cannot be merged into itself: {id!r} would count every element twice")
         return await self.writer.submit(id, other)
 
     async def forget(self, id: str) -> bool:
@@ -115,31 +112,10 @@ class Service:
     def _state_in(self, body: bytes) -> State:
         state = State.from_bytes(body).to(self.store.encoder.home() or "cpu")
         with torch.no_grad():
-            check_upload(self.store.encoder, state)
+            self.store.check(state)
         return state
 
     async def _recount(self) -> None:
         while True:
             await asyncio.sleep(RECOUNT)
             await self.aside(self.writer.recount)
-
-
-def check_upload(encoder: SetEncoder, state: State) -> None:
-    """Refuse a state that another encoder made, or that was edited: its fingerprint alone proves nothing."""
-    encoder.check_state(state)
-    if len(state) != 1:
-        raise StateFormatError(f"one state of one set is uploaded at a time; this one holds {len(state)} sets")
-    if not 0 <= int(state.count) <= MOST_ELEMENTS:
-        raise StateFormatError(f"a set counts 0 to {MOST_ELEMENTS} elements; this state says {int(state.count)}")
-    empty = encoder.empty(1)
-    try:
-        for name, tensor in (empty + state).tensors().items():
-            known = empty.tensors()[name]
-            fits = tensor.dim() == known.dim() and all(a in (b, 1) for a, b in zip(known.shape, tensor.shape, strict=True))
-            if not fits or not state.tensors()[name].is_floating_point():
-                raise MismatchError(f"{name} is {tuple(tensor.shape)}, and {tuple(known.shape)} in states of this encoder")
-        encoder.finalize(state)
-    except NonFiniteError as error:
-        raise StateFormatError(f"the state holds NaN or infinity: {error}") from None
-    except (RuntimeError, KeyError, TypeError, IndexError) as error:
-        raise MismatchError(f"the state does not fit the encoder whose fingerprint it carries: {error}") from None
