@@ -38,10 +38,11 @@ def run_encode(
     skip_bad: bool,
     device: str,
     builder: str | None,
+    trust: list[str],
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
-    model = open_model(place, builder).to(choose_device(device))
+    model = open_model(place, builder, trust).to(choose_device(device))
     found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
     if isinstance(found, SetDataset):
         found, problems = found.check(skip_bad)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from setstream.cli.options import Builder
+from setstream.cli.options import Builder, Trust
 from setstream.errors import ConfigurationError, DataError
 
 app = typer.Typer(
@@ -142,6 +142,7 @@ def heatmap(
     chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     builder: Builder = None,
+    trust: Trust = None,
 ) -> None:
     """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
     from setstream.data import H5Source
@@ -159,7 +160,7 @@ def heatmap(
     else:
         source = SlideSource(slide, patches)
         grid = source.grid
-    network = open_model(model, builder).to(choose_device(device))
+    network = open_model(model, builder, trust or []).to(choose_device(device))
     with console.status("looking"):
         found = element_scores(network, source, chunk_size)
     if score not in found.elements:
