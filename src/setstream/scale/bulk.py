@@ -19,6 +19,7 @@ from setstream.data.ahead import decoded_ahead
 from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
+from setstream.durable import whole_or_nothing
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
 from setstream.model import SetModel
@@ -163,9 +164,5 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
 
 
 def _write_store(model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], path: Path) -> None:
-    hidden = path.with_name(f".{path.name}.writing")
-    for file in (hidden, *hidden.parent.glob(f"{hidden.name}-*")):
-        file.unlink(missing_ok=True)
-    with StateStore(hidden, model) as store:
+    with whole_or_nothing(path) as hidden, StateStore(hidden, model) as store:
         store.fill(states)
-    hidden.replace(path)
