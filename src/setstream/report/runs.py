@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
 from setstream.tasks.loading import SavedRun, read_run
-from setstream.training.config import FREE, TrainConfig
+from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
 from setstream.training.task import Task
 
@@ -77,7 +77,7 @@ def find_runs(folders: list[Path], trust: Iterable[str] = ()) -> list[FinishedRu
             if result in seen:
                 continue
             seen.add(result)
-            found.append(FinishedRun(result.parent, read_run(result.parent), json.loads(result.read_text()), trust))
+            found.append(FinishedRun(result.parent, read_run(result.parent), read_options(result), trust))
     if not found:
         raise ConfigurationError(f"no finished run (with a result.json) in {', '.join(map(str, folders))}")
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from setstream.durable import write_atomically
 from setstream.errors import ConfigurationError
-from setstream.training.config import TrainConfig
+from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
 from setstream.training.trainer import Trainer
 
@@ -45,7 +45,7 @@ def cross_validate(
                 outcome = Trainer(build(own), own, folder, shown=False).run()
                 if not outcome.done:
                     raise KeyboardInterrupt
-            found.append(json.loads(result.read_text())["metrics"])
+            found.append(read_options(result)["metrics"])
             if progress is not None:
                 progress(len(found), folds * repeats)
     write_atomically(out / "crossval.json", json.dumps(summarise(found, repeats), indent=2))
