@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
 from tokenize import TokenError
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream.data.arrow_ipc import check_stream
 from setstream.data.files import need
 from setstream.data.tables import row_features
 from setstream.errors import DataError
@@ -67,21 +67,15 @@ def _from_npy(body: bytes) -> Tensor:
 
 def _from_arrow(body: bytes) -> Tensor:
     arrow, ipc = need("pyarrow"), need("pyarrow.ipc")
+    check_stream(body, "the body", plain=True)
     parts = []
     try:
-        messages = iter(ipc.MessageReader.open_stream(arrow.BufferReader(body)))
-        schema = ipc.read_schema(next(messages))
-        for message in messages:
-            if message.type != "record batch":
-                raise DataError(f"expected record batches of numbers; the stream holds a {message.type}")
-            if _compressed(message.metadata.to_pybytes()):
-                raise DataError("the stream is compressed: write it without (IpcWriteOptions(compression=None))")
-            batch = ipc.read_record_batch(message, schema)
+        stream = ipc.open_stream(body)
+        _need_numbers(stream.schema, arrow.types)
+        for batch in stream:
             batch.validate(full=True)
-            parts.append(row_features(batch, list(schema.names), "the Arrow stream"))
-    except StopIteration:
-        raise DataError("the body is empty; expected an Arrow IPC stream") from None
-    except (arrow.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError, struct.error) as error:
+            parts.append(row_features(batch, list(stream.schema.names), "the Arrow stream"))
+    except (arrow.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"the body is no Arrow IPC stream of numbers: {error}") from None
@@ -92,26 +86,13 @@ def _from_arrow(body: bytes) -> Tensor:
     return _checked(torch.cat(parts))
 
 
-def _compressed(metadata: bytes) -> bool:
-    """Whether a record batch says that its buffers are compressed: field 3 of the table that field 2 of the message is."""
-    if metadata[:4] == b"\xff\xff\xff\xff":
-        metadata = metadata[8:]
-    (message,) = struct.unpack_from("<I", metadata, 0)
-    header = _field(metadata, message, 2)
-    if header is None:
-        return False
-    (offset,) = struct.unpack_from("<I", metadata, header)
-    return _field(metadata, header + offset, 3) is not None
-
-
-def _field(data: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffers table lies; None if it is not there."""
-    (back,) = struct.unpack_from("<i", data, table)
-    size, _ = struct.unpack_from("<HH", data, table - back)
-    if 4 + 2 * number >= size:
-        return None
-    (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * number)
-    return table + offset if offset else None
+def _need_numbers(schema: Any, types: Any) -> None:
+    """Only numbers and lists of them: what else a column can be (views, unions, runs) is not read at all."""
+    for field in schema:
+        lists = types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
+        values = field.type.value_type if lists else field.type
+        if not (types.is_floating(values) or types.is_integer(values)):
+            raise DataError(f"expected columns of numbers, or of lists of numbers; {field.name!r} holds {field.type}")
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
