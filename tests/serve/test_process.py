@@ -125,7 +125,7 @@ TRICKS = {
     ),
     "a body that is cut off": (request(APPEND, HOST, AUTH, KIND, "Content-Length: 100", body=BODY), {400, 422, None}),
     "a folded header": (request("GET /sets", HOST, AUTH, "X-Long: a\r\n b"), {200, 400}),
-    "a huge header": (request("GET /sets", HOST, AUTH, "X-Long: " + "a" * 200_000), {200, 400, 431, None}),
+    "a huge header": (request("GET /sets", HOST, AUTH, "X-Long: " + "a" * 200_000), {431}),
     "no HTTP at all": (b"\x16\x03\x01\x02\x00" * 20, {400, None}),
     "an unknown method": (request("BREW /sets/trick", HOST, AUTH), {400, 405}),
 }
