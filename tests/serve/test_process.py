@@ -220,3 +220,9 @@ def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
     done = CliRunner().invoke(app, ["serve", "deepsets", "--builder", "tests.serve.conftest:make"])
     assert "a builder goes with a folder that save_pretrained wrote" in str(done.exception)
+
+
+def test_a_server_answers_at_its_own_address(tmp_path):
+    with Server(tmp_path / "s.db", "--host", "127.0.0.2") as server:
+        assert httpx.get(f"{server.url}/sets").json() == {"sets": [], "next": None}
+        assert httpx.get(f"{server.url}/sets", headers={"Host": "evil.example"}).status_code == 421

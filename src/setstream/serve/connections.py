@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -25,9 +25,9 @@ from setstream.serve.guard import Guard
 from setstream.serve.log import logger
 
 DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
-# Seconds that a connection may wait before another may take its place, as long as there are not twice as many as there should
-# be: a request that is on its way has arrived by then.
-YOUNG = 0.1
+# Seconds that a connection may wait before another takes its place: a request that is on its way has arrived by then. Until
+# then there may be more connections than there should be, up to so many times as many.
+YOUNG, OVERFLOW = 2.0, 4
 # Bytes that the parser gets at a time until the headers are there.
 HEAD_PIECE = 4096
 
@@ -40,6 +40,16 @@ class Crowd:
         self.idle: OrderedDict[Connection, float] = OrderedDict()
         self.bodies: OrderedDict[Connection, float] = OrderedDict()
         self.lines = (self.new, self.idle, self.bodies)
+
+    @staticmethod
+    @cache
+    def room(most: int) -> int:
+        """How many connections there may be for a short time, with some files left for the store."""
+        try:
+            import resource
+        except ModuleNotFoundError:  # Windows
+            return OVERFLOW * most
+        return max(1, min(OVERFLOW * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
 
     def first(self, but: Connection) -> tuple[Connection, float] | None:
         """Who should go, and since when it waits."""
@@ -117,7 +127,7 @@ class Connection(HttpToolsProtocol):
             found = self.crowd.first(but=self)
             if found is None:
                 self.limit_concurrency = 0  # uvicorn answers 503
-            elif excess > self.most or self.loop.time() - found[1] > YOUNG:
+            elif len(self.connections) > self.crowd.room(self.most) or self.loop.time() - found[1] > YOUNG:
                 found[0]._drop("displaced", found[0].transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:

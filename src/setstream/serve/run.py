@@ -6,6 +6,7 @@ import errno
 import sys
 from asyncio import Protocol
 from collections.abc import Callable
+from dataclasses import replace
 from socket import SOCK_STREAM, create_server, getaddrinfo, socket
 from typing import cast
 
@@ -52,6 +53,8 @@ def make_server(
     grace: int = 30,
 ) -> Server:
     """A server that is not yet running. Port 0 takes a free one; the log says which."""
+    if options.hosts:  # an address is a name, too
+        options = replace(options, hosts=(*options.hosts, host.lower()))
     app = create_app(store, options, name)
     config = uvicorn.Config(
         app,
