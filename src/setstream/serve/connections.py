@@ -27,7 +27,7 @@ from setstream.serve.log import logger
 DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
 # Seconds that a connection may wait before another takes its place: a request that is on its way has arrived by then. Until
 # then there may be more connections than there should be, up to so many times as many.
-YOUNG, OVERFLOW = 2.0, 4
+YOUNG, OVERFLOW = 2.0, 8
 # Bytes that the parser gets at a time until the headers are there.
 HEAD_PIECE = 4096
 
