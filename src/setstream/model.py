@@ -39,9 +39,9 @@ class SetModel(Pretrained, nn.Module):
         """The head's output for whole sets."""
         return self.head(self.encoder(sets, mask))
 
-    def finalize(self, state: State) -> Any:
-        """The head's output for a state of the encoder."""
-        z = self.encoder.finalize(state)
+    def finalize(self, state: State, *, chunks: str | None = None) -> Any:
+        """The head's output for a state of the encoder; `chunks` as `SetEncoder.update` has it."""
+        z = self.encoder.finalize(state, chunks=chunks)
         try:
             return self.head(z)
         except (RuntimeError, ShapeError) as error:
@@ -52,6 +52,6 @@ class SetModel(Pretrained, nn.Module):
                 "first element, and the head cannot read it. Add an element first"
             ) from error
 
-    def stream(self) -> SetStream:
-        """A stream that is fed as elements arrive and predicts with this model at any time."""
-        return SetStream(self)
+    def stream(self, *, chunks: str | None = None) -> SetStream:
+        """A stream that is fed as elements arrive and predicts with this model at any time; `chunks` as in `SetStream`."""
+        return SetStream(self, chunks=chunks)

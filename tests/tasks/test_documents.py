@@ -428,8 +428,8 @@ def test_only_multiset_models_do_not_care_how_a_document_is_cut(task, name):
     def streamed(document, size):
         state = None
         for chunk in document[None].split(size, dim=1):
-            state = encoder.update(state, chunk)
-        return encoder.finalize(state).detach()
+            state = encoder.update(state, chunk, chunks="average")
+        return encoder.finalize(state, chunks="average").detach()
 
     documents = [task.tokens.document(number) for number in (0, 1, 2)]
     codes = [torch.cat([streamed(document, size) for document in documents]) for size in (1, 7, 100)]

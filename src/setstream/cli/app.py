@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from setstream import __version__
-from setstream.cli.options import Builder, build_config
+from setstream.cli.options import AverageChunks, Builder, build_config
 from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
 from setstream.tasks.loading import build_task
@@ -182,6 +182,7 @@ def encode(
     set_column: Annotated[str | None, typer.Option(help="Of tables: the column of set ids.")] = None,
     columns: Annotated[str | None, typer.Option(help="Of tables: the feature columns, with commas between.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without sets that cannot be read; list them.")] = False,
+    chunks: AverageChunks = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     builder: Builder = None,
 ) -> None:
@@ -202,6 +203,7 @@ def encode(
         set_column=set_column,
         columns=columns.split(",") if columns else None,
         skip_bad=skip_bad,
+        chunks=chunks,
         device=device,
         builder=builder,
         console=console,
@@ -234,6 +236,7 @@ def serve(
     connections: Annotated[int, typer.Option(help="Connections at a time; at most half may be WebSockets.", min=1)] = 4096,
     grace: Annotated[int, typer.Option(help="Seconds that requests have to finish when it is stopped.", min=1)] = 30,
     threads: Annotated[int, typer.Option(help="Threads of the computation.", min=1)] = 1,
+    chunks: AverageChunks = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     log_level: Annotated[str, typer.Option(help="info, warning or error; a line a request at info.")] = "info",
 ) -> None:
@@ -254,6 +257,7 @@ def serve(
         connections=connections,
         grace=grace,
         threads=threads,
+        chunks=chunks,
         device=device,
         log_level=log_level,
         console=console,

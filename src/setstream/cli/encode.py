@@ -36,6 +36,7 @@ def run_encode(
     set_column: str | None,
     columns: list[str] | None,
     skip_bad: bool,
+    chunks: str | None,
     device: str,
     builder: str | None,
     console: Console,
@@ -71,6 +72,7 @@ def run_encode(
             progress=show,
             ray_address=ray_address,
             workers=workers,
+            chunks=chunks,
             on_bad=(lambda problem: _skipped(problem, console)) if skip_bad else None,
         )
     console.print(f"{count} sets: {out}", highlight=False)

@@ -16,6 +16,11 @@ Builder = Annotated[
     str | None, typer.Option(help="For a saved model of your own: the function that builds it, package.module:name.")
 ]
 
+AverageChunks = Annotated[
+    str | None,
+    typer.Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error."),
+]
+
 
 def parse_value(text: str) -> Any:
     """A number, true or false, a JSON list or object; otherwise the text itself.

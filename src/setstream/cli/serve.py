@@ -30,6 +30,7 @@ def run_serve(
     connections: int,
     grace: int,
     threads: int,
+    chunks: str | None,
     device: str,
     log_level: str,
     console: Console,
@@ -62,7 +63,7 @@ def run_serve(
     network = open_model(model, builder).to(choose_device(device))
     with listen(host, port) as socket:
         try:
-            opened = StateStore(states or states_of(model), network)
+            opened = StateStore(states or states_of(model), network, chunks=chunks)
         except MismatchError as error:  # the store's own words have no password in them
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
         server = make_server(opened, options, name=model, connections=connections, grace=grace, host=host, log_level=log_level)

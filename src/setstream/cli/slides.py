@@ -146,7 +146,7 @@ def heatmap(
     """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
     from setstream.data import H5Source
     from setstream.data.slides import Slide, SlideSource, heat_map, read_grid, save_png
-    from setstream.data.source import SetSource
+    from setstream.sets.source import SetSource
     from setstream.tasks.loading import open_model
     from setstream.tasks.mil.attribution import element_scores
     from setstream.training.processes import choose_device

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.source import Metadata, SetSource
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.source import Metadata, SetSource
 
 FEATURES = "features"
 

@@ -20,9 +20,9 @@ import numpy as np
 from setstream.data.dataset import SetDataset
 from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource, need
 from setstream.data.parquet import ParquetSets, is_table
-from setstream.data.source import SetSource
 from setstream.data.tables import SUFFIXES as PARQUET
 from setstream.errors import DataError
+from setstream.sets.source import SetSource
 
 
 def _slide(path: Path) -> SetSource:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from setstream.data.ahead import decoded_ahead
 from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
@@ -25,6 +24,7 @@ from setstream.model import SetModel
 from setstream.scale.journal import Journal, identity
 from setstream.scale.partial import Progress, add_rows
 from setstream.scale.rows import OUTPUTS, as_rows, write_rows
+from setstream.sets.prefetch import decoded_ahead
 from setstream.state import State
 from setstream.store import StateStore
 
@@ -49,12 +49,14 @@ def encode_sets(
     ray_address: str | None = None,
     workers: int | None = None,
     on_bad: Callable[[str], None] | None = None,
+    chunks: str | None = None,
 ) -> int:
     """Encode all sets and write a row for each; gives the number of rows.
 
     states:  keep the states too, in a StateStore of this name.
     update:  begin with the states of this store, which is only read: `data` then holds new elements of known or new sets.
     engine:  local, or ray (see `scale/ray.py`).
+    chunks:  "average" lets a model that is not consistent take a set in several chunks; otherwise a ConsistencyError.
     on_bad:  called with what is wrong with a set that cannot be read; it is left out. Without it, that is an error.
     """
     out = Path(out)
@@ -79,15 +81,17 @@ def encode_sets(
         raise ConfigurationError(f"{states} is already there: name a new file for the states")
     journal = Journal(place, job)
     if engine == "ray":
+        if encoder.pool.refuse_chunks(chunks):
+            raise encoder.pool.inconsistent()  # any worker may get any part of a set
         from setstream.scale.ray import work_on_ray
 
         work_on_ray(encoder, data, journal, chunk_size, ray_address, workers, progress)
     elif isinstance(data, ParquetSets):
-        _work_through_table(encoder, data, journal, chunk_size, progress)
+        _work_through_table(encoder, data, journal, chunk_size, progress, chunks)
     else:
-        _work_through_files(encoder, data, journal, chunk_size, progress, on_bad)
+        _work_through_files(encoder, data, journal, chunk_size, progress, on_bad, chunks)
     whole = _with_earlier(journal, encoder, update)
-    rows = write_rows(model, whole, out, what)
+    rows = write_rows(model, whole, out, what, chunks)
     if states is not None:
         _write_store(model, _with_earlier(journal, encoder, update), Path(states))
     journal.close()
@@ -103,6 +107,7 @@ def _work_through_files(
     chunk_size: int,
     progress: Progress | None = None,
     on_bad: Callable[[str], None] | None = None,
+    chunks: str | None = None,
 ) -> None:
     elements = 0
     start = journal.position
@@ -114,7 +119,7 @@ def _work_through_files(
             for chunk in source.chunks(chunk_size):
                 assert state is not None
                 with torch.no_grad():
-                    state = encoder.update(state, chunk.unsqueeze(0).to(state.device))
+                    state = encoder.update(state, chunk.unsqueeze(0).to(state.device), chunks=chunks)
                 elements += len(chunk)
                 if progress is not None:
                     progress(elements, number)
@@ -132,12 +137,17 @@ def _work_through_files(
 
 
 def _work_through_table(
-    encoder: SetEncoder, data: ParquetSets, journal: Journal, chunk_size: int, progress: Progress | None = None
+    encoder: SetEncoder,
+    data: ParquetSets,
+    journal: Journal,
+    chunk_size: int,
+    progress: Progress | None = None,
+    chunks: str | None = None,
 ) -> None:
     changed: dict[str, State] = {}  # since the last commit
     done = committed = start = journal.position
     for ids, features in data.stream(start, decoded_ahead(encoder.home() or torch.device("cpu"))):
-        add_rows(encoder, ids, features, chunk_size, changed, journal.state)
+        add_rows(encoder, ids, features, chunk_size, changed, journal.state, chunks)
         done += len(ids)
         if done - committed >= COMMIT_ROWS or len(changed) >= COMMIT_SETS:
             journal.commit(changed.items(), done)

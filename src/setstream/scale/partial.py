@@ -14,10 +14,11 @@ from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.data.parquet import Group, ParquetSets
-from setstream.data.source import SetSource
 from setstream.data.tables import Ids
 from setstream.encoder import SetEncoder
 from setstream.layout import Packed
+from setstream.pool import AVERAGE
+from setstream.sets.source import SetSource
 from setstream.state import State
 
 # Elements in a share of a set that lies in a file of its own.
@@ -64,7 +65,7 @@ def absorb(encoder: SetEncoder, share: Share, chunk_size: int, sets: ParquetSets
     state = encoder.empty(1)
     for start in range(share.start, share.stop, chunk_size):
         chunk = share.source.read(start, min(start + chunk_size, share.stop))
-        state = encoder.update(state, chunk.unsqueeze(0).to(device))
+        state = encoder.update(state, chunk.unsqueeze(0).to(device), chunks=AVERAGE)
     yield share.source.id, state
 
 
@@ -76,8 +77,11 @@ def add_rows(
     chunk_size: int,
     totals: dict[str, State],
     earlier: Callable[[str], State | None] = lambda _: None,
+    chunks: str | None = AVERAGE,
 ) -> None:
     """Add rows (n, D) of several sets to the sets' states in `totals`; a set that is new there begins with its `earlier` state.
+
+    chunks: as `SetEncoder.update` has it.
 
     Set by set: sets that fit a chunk together are encoded in one step; some hundred sets are added to what they were in one.
     """
@@ -98,6 +102,8 @@ def add_rows(
     for first, last in _together(order.lengths, chunk_size):
         lengths = order.lengths[first:last]
         if len(lengths) == 1:  # a large set by itself, chunk by chunk
+            if lengths[0] > chunk_size and encoder.pool.refuse_chunks(chunks):
+                raise encoder.pool.inconsistent()
             pieces = [min(chunk_size, lengths[0] - start) for start in range(0, lengths[0], chunk_size)]
             waiting.append(sum((absorb(position + number * chunk_size, [n]) for number, n in enumerate(pieces)), blank))
         else:
@@ -106,7 +112,7 @@ def add_rows(
         if last - merged >= MERGED_TOGETHER or last == len(order.names):
             names, merged = order.names[merged:last], last
             before = State.cat([_before(encoder, name, totals, earlier) for name in names])
-            totals.update(zip(names, before + State.cat(waiting), strict=True))
+            totals.update(zip(names, encoder.merge(before, State.cat(waiting), chunks=chunks), strict=True))
             waiting = []
 
 

@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from setstream.errors import MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
+from setstream.errors import ConsistencyError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
 
 # The first that fits counts. What is not named here is something that the client sent, and cannot be.
 STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
@@ -16,6 +16,7 @@ STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
     (StoreFullError, 403),
     (StoreError, 503),
     (MismatchError, 409),
+    (ConsistencyError, 409),
     (SetstreamError, 422),
 )
 

@@ -135,8 +135,7 @@ class Service:
 
     def _predict(self, id: str) -> tuple[int, Any]:
         state = self.store.get(id)
-        with torch.no_grad():
-            return int(state.count), as_json(self.store.model.finalize(state))
+        return int(state.count), as_json(self.store.finalize(state))
 
     def _state_in(self, body: bytes) -> State:
         state = State.from_bytes(body).to(self.store.encoder.home() or "cpu")

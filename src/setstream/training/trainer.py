@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from setstream.durable import write_atomically
-from setstream.errors import ConfigurationError, NonFiniteError
+from setstream.errors import ConfigurationError, ConsistencyError, NonFiniteError
 from setstream.model import SetModel
 from setstream.training.allocator import keep_freed_memory
 from setstream.training.checkpoint import Checkpoints
@@ -92,6 +92,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
         self.model = task.build(config.model, **config.model_options).to(self.device)
+        self._check_chunks()
         freeze(self.model, config.freeze)
         self.optimizer = make_optimizer(self.model, config, self.device)
         self.step = 0
@@ -110,7 +111,7 @@ class Trainer:
     def _run(self) -> Result:
         config, own = self.config, self.processes
         group = own.group if config.parallel == "set" else None
-        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features)
+        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features, config.chunks)
         module: nn.Module = _Step(self.task, self.model, encode)
         if own.world > 1 and config.parallel == "data":
             module = DistributedDataParallel(module)
@@ -157,6 +158,17 @@ class Trainer:
                 write_atomically(self.folder / "result.json", json.dumps(result, indent=2))
                 progress.say(f"{title}  done  {_text(final)}")
         return Result(self.step, True, final, self.folder)
+
+    def _check_chunks(self) -> None:
+        """A model that is not consistent is trained on whole sets, unless the mean over chunks was asked for."""
+        config, pool = self.config, self.model.encoder.pool
+        cut = config.gradient not in ("full", "subset") or (config.parallel == "set" and self.processes.world > 1)
+        if cut and pool.refuse_chunks(config.chunks):
+            raise ConsistencyError(
+                f"{config.model} is not mini-batch consistent: with gradient = {config.gradient} and parallel = "
+                f"{config.parallel} it would be trained on pieces of its sets, as another model. Train it with --gradient full "
+                "on whole sets (subset: on a part of them), or, if you want the mean over chunks, with -o chunks=average"
+            )
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
