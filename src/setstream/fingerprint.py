@@ -318,9 +318,9 @@ class Origin:
             changed = self._changed(look=True)
             if changed is not None:
                 raise MismatchError(
-                    f"the weights or attributes of the encoder changed after this state was made ({changed}), so the state no "
-                    "longer belongs to it. Encode the elements again. (If it is an attribute that does not change what the "
-                    "encoder computes, list it in not_in_fingerprint of its module's class.)"
+                    f"the weights of the encoder changed after this state was made ({changed}), or an attribute that counts: "
+                    "the state no longer belongs to it. Encode the elements again. If an attribute does not change what the "
+                    "encoder computes, list its name in not_in_fingerprint of its module's class."
                 )
             self._digest = _Digest(self._module).text
         assert self._digest is not None
