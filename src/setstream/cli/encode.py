@@ -36,12 +36,14 @@ def run_encode(
     set_column: str | None,
     columns: list[str] | None,
     skip_bad: bool,
+    chunks: str | None,
     device: str,
     builder: str | None,
+    trust: list[str],
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
-    model = open_model(place, builder).to(choose_device(device))
+    model = open_model(place, builder, trust).to(choose_device(device))
     found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
     skipped: list[str] = []
     if isinstance(found, SetDataset):
@@ -73,6 +75,7 @@ def run_encode(
                 progress=show,
                 ray_address=ray_address,
                 workers=workers,
+                chunks=chunks,
                 on_bad=skipped.append if skip_bad else None,
             )
     finally:  # also of a run that ends early

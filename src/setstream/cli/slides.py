@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from setstream.cli.options import Builder
+from setstream.cli.options import Builder, Trust
 from setstream.errors import ConfigurationError, DataError
 
 app = typer.Typer(
@@ -146,11 +146,12 @@ def heatmap(
     chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     builder: Builder = None,
+    trust: Trust = None,
 ) -> None:
     """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
     from setstream.data import H5Source
     from setstream.data.slides import Slide, SlideSource, heat_map, read_grid, save_png
-    from setstream.data.source import SetSource
+    from setstream.sets.source import SetSource
     from setstream.tasks.loading import open_model
     from setstream.tasks.mil.attribution import element_scores
     from setstream.training.processes import choose_device
@@ -163,7 +164,7 @@ def heatmap(
     else:
         source = SlideSource(slide, patches)
         grid = source.grid
-    network = open_model(model, builder).to(choose_device(device))
+    network = open_model(model, builder, trust or []).to(choose_device(device))
     with console.status("looking"):
         found = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
     with Slide(slide) as opened:

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from setstream.data.files import reading
-from setstream.data.part import PartSource
-from setstream.data.served import SourceChunks
-from setstream.data.source import SetSource
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.part import PartSource
+from setstream.sets.served import SourceChunks
+from setstream.sets.source import SetSource
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")

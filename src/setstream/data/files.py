@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.source import Metadata, SetSource
 from setstream.errors import ConfigurationError, DataError, SetstreamError
+from setstream.sets.source import Metadata, SetSource
 
 FEATURES = "features"
 # An array may be this much larger than the bytes that it is stored in, which no numbers compress to; small ones may be any.

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.ahead import iterate_ahead
 from setstream.data.files import reading
-from setstream.data.source import SetSource
 from setstream.data.tables import SUFFIXES, Ids, TableFile, row_features, row_ids
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.prefetch import iterate_ahead
+from setstream.sets.source import SetSource
 
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")

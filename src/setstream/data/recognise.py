@@ -29,9 +29,9 @@ from setstream.data.files import (
     reading,
 )
 from setstream.data.parquet import ParquetSets, is_table
-from setstream.data.source import SetSource
 from setstream.data.tables import SUFFIXES as PARQUET
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.source import SetSource
 
 
 def _slide(path: Path) -> SetSource:

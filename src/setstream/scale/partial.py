@@ -14,11 +14,12 @@ from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.data.parquet import Group, ParquetSets
-from setstream.data.source import SetSource
 from setstream.data.tables import Ids
 from setstream.encoder import SetEncoder
 from setstream.errors import DataError, NonFiniteError, ShapeError
 from setstream.layout import Packed
+from setstream.pool import AVERAGE
+from setstream.sets.source import SetSource
 from setstream.state import State
 
 # Elements in a share of a set that lies in a file of its own.
@@ -89,7 +90,7 @@ def absorb(
     try:
         for start in range(share.start, share.stop, chunk_size):
             chunk = share.source.read(start, min(start + chunk_size, share.stop))
-            state = encoder.update(state, chunk.unsqueeze(0).to(device))
+            state = encoder.update(state, chunk.unsqueeze(0).to(device), chunks=AVERAGE)
         yield share.source.id, state
     except BAD as error:
         yield share.source.id, Problem(described(share.source, error))
@@ -108,6 +109,7 @@ def add_good_rows(
     totals: dict[str, State],
     skip: Skip,
     earlier: Callable[[str], State | None] = lambda _: None,
+    chunks: str | None = AVERAGE,
 ) -> None:
     """As `add_rows`; sets whose rows cannot be read or encoded go to `skip`, and what `totals` holds of them means nothing."""
     if isinstance(features, DataError):
@@ -115,14 +117,14 @@ def add_good_rows(
             skip(name, f"set {name!r}: {features}" if ids.names else f"{features} (sets with rows there lack them)")
         return
     try:
-        add_rows(encoder, ids, features, chunk_size, totals, earlier)
+        add_rows(encoder, ids, features, chunk_size, totals, earlier, chunks)
     except BAD:  # of which set? one by one
         order, position = ids.order(), 0
         for name, length in zip(order.names, order.lengths, strict=True):
             rows = slice(position, position + length)
             own = features[rows] if order.rows is None else features[torch.from_numpy(order.rows[rows])]
             try:
-                add_rows(encoder, Ids.all(name, length), own, chunk_size, totals, earlier)
+                add_rows(encoder, Ids.all(name, length), own, chunk_size, totals, earlier, chunks)
             except BAD as error:
                 skip(name, f"{ids.place}, set {name!r}: {error}")
             position += length
@@ -136,8 +138,11 @@ def add_rows(
     chunk_size: int,
     totals: dict[str, State],
     earlier: Callable[[str], State | None] = lambda _: None,
+    chunks: str | None = AVERAGE,
 ) -> None:
     """Add rows (n, D) of several sets to the sets' states in `totals`; a set that is new there begins with its `earlier` state.
+
+    chunks: as `SetEncoder.update` has it.
 
     All rows, or none if it raises. Set by set: sets that fit a chunk together are encoded in one step; some hundred sets are
     added to what they were in one.
@@ -160,6 +165,8 @@ def add_rows(
     for first, last in _together(order.lengths, chunk_size):
         lengths = order.lengths[first:last]
         if len(lengths) == 1:  # a large set by itself, chunk by chunk
+            if lengths[0] > chunk_size and encoder.pool.refuse_chunks(chunks):
+                raise encoder.pool.inconsistent()
             pieces = [min(chunk_size, lengths[0] - start) for start in range(0, lengths[0], chunk_size)]
             waiting.append(sum((absorb(position + number * chunk_size, [n]) for number, n in enumerate(pieces)), blank))
         else:
@@ -168,7 +175,7 @@ def add_rows(
         if last - merged >= MERGED_TOGETHER or last == len(order.names):
             names, merged = order.names[merged:last], last
             before = State.cat([_before(encoder, name, totals, earlier) for name in names])
-            changed.update(zip(names, before + State.cat(waiting), strict=True))
+            changed.update(zip(names, encoder.merge(before, State.cat(waiting), chunks=chunks), strict=True))
             waiting = []
     totals.update(changed)
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from setstream.data.source import SetSource
 from setstream.errors import ConfigurationError, DataError
 from setstream.model import SetModel
 from setstream.nn import PMA, SAB, GatedAttention
 from setstream.pool import Pool
 from setstream.pools import UMBC, ChunkMean, HierarchicalSSE, Parallel, Projected
+from setstream.sets.source import SetSource
 from setstream.state import State
 from setstream.stream import evaluating
 from setstream.tasks.mil.models import BagHead, BothStreams
