@@ -175,7 +175,6 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
-    trainer = Trainer(task(), config(), tmp_path, shown=False)
     with locked(tmp_path, "training"), pytest.raises(ConfigurationError, match="another process is training"):
         train(tmp_path)
 
