@@ -125,7 +125,7 @@ TRICKS = {
     ),
     "a body that is cut off": (request(APPEND, HOST, AUTH, KIND, "Content-Length: 100", body=BODY), {400, 422, None}),
     "a folded header": (request("GET /sets", HOST, AUTH, "X-Long: a\r\n b"), {200, 400}),
-    "a huge header": (request("GET /sets", HOST, AUTH, "X-Long: " + "a" * 200_000), {200, 400, 431, None}),
+    "a huge header": (request("GET /sets", HOST, AUTH, "X-Long: " + "a" * 200_000), {431}),
     "no HTTP at all": (b"\x16\x03\x01\x02\x00" * 20, {400, None}),
     "an unknown method": (request("BREW /sets/trick", HOST, AUTH), {400, 405}),
 }
@@ -220,3 +220,9 @@ def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
     done = CliRunner().invoke(app, ["serve", "deepsets", "--builder", "tests.serve.conftest:make"])
     assert "a builder goes with a folder that save_pretrained wrote" in str(done.exception)
+
+
+def test_a_server_answers_at_its_own_address(tmp_path):
+    with Server(tmp_path / "s.db", "--host", "127.0.0.2") as server:
+        assert httpx.get(f"{server.url}/sets").json() == {"sets": [], "next": None}
+        assert httpx.get(f"{server.url}/sets", headers={"Host": "evil.example"}).status_code == 421

@@ -237,7 +237,7 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = 16 * 2**20,
     max_elements: Annotated[int, typer.Option(help="Elements of a request.", min=1)] = 100_000,
     max_sets: Annotated[int, typer.Option(help="Sets in the store.", min=1)] = 1_000_000,
-    connections: Annotated[int, typer.Option(help="Connections at a time.", min=1)] = 4096,
+    connections: Annotated[int, typer.Option(help="Connections at a time; at most half may be WebSockets.", min=1)] = 4096,
     grace: Annotated[int, typer.Option(help="Seconds that requests have to finish when it is stopped.", min=1)] = 30,
     threads: Annotated[int, typer.Option(help="Threads of the computation.", min=1)] = 1,
     chunks: AverageChunks = None,

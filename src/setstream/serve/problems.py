@@ -21,6 +21,10 @@ STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
 )
 
 
+# Characters of an answer that says what was wrong.
+MOST_TEXT = 2000
+
+
 class TooManyElements(SetstreamError, ValueError):
     """More elements, or larger counts, than a request may bring."""
 
@@ -38,13 +42,18 @@ def status_of(error: SetstreamError) -> int:
 
 def message_of(error: SetstreamError) -> str:
     """Its message, without the place of the store: that is nobody's business outside."""
-    text = str(error.args[0]) if error.args else str(error)
+    text = _sendable(str(error.args[0]) if error.args else str(error))
     return text.partition(": ")[2] if isinstance(error, UnknownSetError | StoreFullError) else text
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """An answer that says what was wrong."""
-    return JSONResponse({"detail": detail}, status, headers)
+    return JSONResponse({"detail": _sendable(detail)}, status, headers)
+
+
+def _sendable(text: str) -> str:
+    """Without halves of characters, which have no bytes, and not longer than anybody reads: both may have been sent to us."""
+    return text[:MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -60,7 +69,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()]
+        found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()[:5]]
         return problem(422, "; ".join(found))
 
     @app.exception_handler(ClientDisconnect)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -12,10 +13,19 @@ import torch
 from torch import Tensor
 
 from setstream.encoder import SetEncoder
-from setstream.errors import DataError, MismatchError, NonFiniteError, ShapeError, StateFormatError
+from setstream.errors import (
+    DataError,
+    MismatchError,
+    NonFiniteError,
+    SetstreamError,
+    ShapeError,
+    StateFormatError,
+    StoreError,
+)
 from setstream.serve.answers import as_json
 from setstream.serve.bodies import parse_elements
 from setstream.serve.live import Watchers
+from setstream.serve.log import logger
 from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
 from setstream.serve.problems import TooManyElements
@@ -25,8 +35,10 @@ from setstream.store import MOST_ELEMENTS, Changed, StateStore
 
 # Bodies up to this size are parsed where they arrive: handing them to a thread would take longer.
 SMALL = 2**14
-# Seconds after which a server that shares its store counts the sets anew.
+# Seconds after which a server counts the sets anew: others may share its store.
 RECOUNT = 10.0
+# Seconds that the store has to show that it is there.
+PULSE = 2.0
 
 T = TypeVar("T")
 
@@ -41,14 +53,16 @@ class Service:
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.ring)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
         self._guests = ThreadPoolExecutor(1, "setstream-playground")
-        self._counting = asyncio.create_task(self._recount()) if store.rows.shared else None
+        self._pulse = ThreadPoolExecutor(1, "setstream-health")
+        self._checking: asyncio.Future[Any] | None = None
+        self._counting = asyncio.create_task(self._recount())
 
     async def close(self) -> None:
         """Finish every change that waits, then close the store."""
-        if self._counting is not None:
-            self._counting.cancel()
+        self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
         self._guests.shutdown(wait=False, cancel_futures=True)
+        self._pulse.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.store.close()
 
@@ -101,6 +115,18 @@ class Service:
             self.watchers.ring([id])
         return was_there
 
+    async def check_store(self) -> None:
+        """Raise StoreError unless the store answers soon. One question at a time, in a thread where nothing else waits."""
+        if self._checking is None or self._checking.done():
+            ask = self.store.rows.query
+            self._checking = asyncio.get_running_loop().run_in_executor(self._pulse, ask, "SELECT 1")
+        checking = self._checking
+        done, _ = await asyncio.wait({checking}, timeout=PULSE)
+        if not done:
+            raise StoreError(f"the store has not answered for {PULSE:g} s")
+        if (error := checking.exception()) is not None:
+            raise StoreError(f"the store does not answer: {error}") from error
+
     # -- questions ----------------------------------------------------------------------------------------------------
 
     async def predict(self, id: str) -> tuple[int, Any]:
@@ -118,9 +144,15 @@ class Service:
         return state
 
     async def _recount(self) -> None:
+        pause = RECOUNT
         while True:
-            await asyncio.sleep(RECOUNT)
-            await self.aside(self.writer.recount)
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            try:
+                await self.aside(self.writer.recount)
+            except SetstreamError as error:  # it cannot be reached now
+                logger.warning("recount", extra={"facts": {"problem": str(error)}})
+            pause = max(RECOUNT, 20 * (time.monotonic() - began))  # to count a million sets may take a second
 
 
 def check_upload(encoder: SetEncoder, state: State) -> None:
