@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from setstream.durable import locked
 from setstream.errors import ConfigurationError, NonFiniteError
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
@@ -174,8 +175,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
-    trainer = Trainer(task(), config(), tmp_path, shown=False)
-    with trainer._lock(), pytest.raises(ConfigurationError, match="another process is training"):
+    with locked(tmp_path, "training"), pytest.raises(ConfigurationError, match="another process is training"):
         train(tmp_path)
 
 

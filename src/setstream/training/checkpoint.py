@@ -44,9 +44,12 @@ def weights_of(place: Path) -> Path:
     checkpoints = Checkpoints(place / "checkpoints")
     damaged = checkpoints.damaged()
     steps = [step for step in checkpoints.steps() if step not in damaged]
+    if damaged and not steps:
+        raise ConfigurationError(
+            f"{place} has no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
+        )
     if not steps:
-        problems = f", and its checkpoints are damaged: {'; '.join(damaged.values())}" if damaged else " nor a checkpoint yet"
-        raise ConfigurationError(f"{place} has no finished model{problems}")
+        raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
     return checkpoints.place(steps[-1]) / WEIGHTS
 
 
