@@ -223,6 +223,6 @@ def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
 
 
 def test_a_server_answers_at_its_own_address(tmp_path):
-    with Server(tmp_path / "s.db", "--host", "127.0.0.2") as server:
-        assert httpx.get(f"{server.url}/sets").json() == {"sets": [], "next": None}
-        assert httpx.get(f"{server.url}/sets", headers={"Host": "evil.example"}).status_code == 421
+    with listening(tmp_path / "s.db", host="127.0.0.2") as (_, port):
+        assert httpx.get(f"http://127.0.0.2:{port}/sets").json() == {"sets": [], "next": None}
+        assert httpx.get(f"http://127.0.0.2:{port}/sets", headers={"Host": "evil.example"}).status_code == 421
