@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import cmath
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,9 @@ class SetEncoder(Pretrained, nn.Module):
     >>> z.shape, torch.allclose(z, encoder(x), atol=1e-5)
     (torch.Size([3, 4, 16]), True)
     """
+
+    #: Attributes that do not change what is computed; a module of yours may have such a list of its own.
+    not_in_fingerprint: ClassVar[tuple[str, ...]] = ("check_finite", "cast_input", "_origin", "_built")
 
     def __init__(self, phi: nn.Module, pool: Pool, *, check_finite: bool = True, cast_input: bool = True) -> None:
         super().__init__()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
+from setstream.fingerprint import Origin
 from setstream.layout import Sets
 from setstream.model import SetModel
 from setstream.state import State
@@ -81,13 +82,14 @@ class StateStore:
         self._parsed_bytes = 0
         self._keeping = threading.Lock()
         place = self.rows.place
-        fingerprint = self.encoder.empty(1).fingerprint
-        known = self.rows.remember({"version": str(VERSION), "fingerprint": str(fingerprint)})
+        origin = Origin(self.encoder)
+        fingerprint = origin.fingerprint
+        known = self.rows.remember({"version": str(VERSION), "fingerprint": fingerprint})
         if known and not {"version", "fingerprint"} <= set(known):
             raise StoreError(f"{place}: is a database, and no store of states")
         if known and int(known["version"]) > VERSION:
             raise StoreError(f"{place}: was written by a newer setstream (version {known['version']} of the store)")
-        if known and known["fingerprint"] != fingerprint:
+        if known and not Origin(None, known["fingerprint"]).same_as(origin):
             raise MismatchError(
                 f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
                 f"({fingerprint}): load the weights that made them, or begin a new store in another place"

@@ -27,7 +27,7 @@ from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
 from setstream.tasks.documents.tokens import tokens_of
-from setstream.tasks.loading import trained_model
+from setstream.tasks.loading import SavedRun
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.stages import freeze, train_mode
 
@@ -637,7 +637,7 @@ def test_every_model_learns_through_the_trainer(task, folder, bert, tmp_path, na
         f"{kind}_f1{tuned}{end}" for kind in ("micro", "macro") for tuned in ("", "_tuned") for end in ("", "_low", "_high")
     }
     # Who knows no more than how frequent labels are loses 4 H(1/4) = 2.25 nats a document.
-    scores, truth = task.probabilities(trained_model(tmp_path, task, config), "test")
+    scores, truth = task.probabilities(SavedRun(tmp_path, config).model(task), "test")
     assert float(torch.nn.functional.binary_cross_entropy(scores, truth.float(), reduction="sum")) / len(truth) < 2.1
     assert metrics["micro_f1_low"] <= metrics["micro_f1"] <= metrics["micro_f1_high"]
 

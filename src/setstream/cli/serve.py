@@ -20,6 +20,7 @@ def run_serve(
     states: str | None,
     *,
     builder: str | None,
+    trust: list[str],
     host: str,
     port: int,
     token_file: Path | None,
@@ -60,7 +61,7 @@ def run_serve(
         max_waiting=max(16 * max_body, 256 * 2**20),
     )
     torch.set_num_threads(threads)
-    network = open_model(model, builder).to(choose_device(device))
+    network = open_model(model, builder, trust).to(choose_device(device))
     with listen(host, port) as socket:
         try:
             opened = StateStore(states or states_of(model), network, chunks=chunks)

@@ -156,8 +156,8 @@ def read_options(path: Path) -> dict[str, Any]:
     """The options in a TOML, YAML or JSON file."""
     if not path.is_file():
         raise ConfigurationError(f"there is no configuration file {path}")
-    text = path.read_text()
     try:
+        text = path.read_text()
         if path.suffix == ".toml":
             found: Any = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):
@@ -166,7 +166,7 @@ def read_options(path: Path) -> dict[str, Any]:
             found = json.loads(text)
         else:
             raise ConfigurationError(f"{path} is no configuration: its name must end in .toml, .yaml, .yml or .json")
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's, JSON's and UTF-8's errors are ValueErrors
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(found).__name__}")
