@@ -214,7 +214,7 @@ def test_a_port_that_is_taken(tmp_path):
 def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
     make().save_pretrained(tmp_path / "mine", builder="tests.serve.conftest:make", options={"seed": 0})
     done = CliRunner().invoke(app, ["serve", str(tmp_path / "mine"), "--port", "0", "--states", str(tmp_path / "s.db")])
-    assert "--builder tests.serve.conftest:make" in str(done.exception)
+    assert "--trust tests.serve.conftest:make" in str(done.exception)
     with Server(tmp_path / "s.db", "--builder", "tests.serve.conftest:make", model=str(tmp_path / "mine")) as server:
         assert server.process.stdout.readline() == f"{tmp_path / 'mine'} at {server.url}   (Ctrl-C ends it)\n"
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
