@@ -40,9 +40,9 @@ def client(tmp_path):
 
 
 @contextmanager
-def listening(place, connections=4096, **options):
+def listening(place, connections=4096, host="127.0.0.1", **options):
     """A server on a port of this machine, in a thread of this process; gives it and its address."""
-    server = make_server(ss.StateStore(place, make()), Options(**options), connections=connections)
+    server = make_server(ss.StateStore(place, make()), Options(**options), connections=connections, host=host)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from setstream.errors import DataError
 from setstream.serve.bodies import ARROW, JSON, NPY, parse_elements
+from setstream.serve.problems import TooManyElements
 from tests.serve.mutations import X, arrow, listed, npy, without_schema
 
 
@@ -68,10 +69,12 @@ def test_text_among_numbers_takes_no_memory():
 
 
 def test_a_body_of_many_short_lists_is_parsed_in_little_memory():
-    body = b'{"elements": [%s]}' % b",".join([b"[1]"] * 500_000)
+    body = b'{"elements": [%s]}' % b",".join([b"[1]"] * 50_000)
     tracemalloc.start()
     try:
-        assert parse_elements(JSON, body).shape == (500_000, 1)
+        assert parse_elements(JSON, body).shape == (50_000, 1)
+        with pytest.raises(TooManyElements, match="at most 10 elements; this one has 4"):  # of the first piece: no more is read
+            parse_elements(JSON, body, 10)
         assert tracemalloc.get_traced_memory()[1] < 10 * len(body)
     finally:
         tracemalloc.stop()

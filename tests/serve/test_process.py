@@ -214,7 +214,7 @@ def test_a_port_that_is_taken(tmp_path):
 def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
     make().save_pretrained(tmp_path / "mine", builder="tests.serve.conftest:make", options={"seed": 0})
     done = CliRunner().invoke(app, ["serve", str(tmp_path / "mine"), "--port", "0", "--states", str(tmp_path / "s.db")])
-    assert "--builder tests.serve.conftest:make" in str(done.exception)
+    assert "--trust tests.serve.conftest:make" in str(done.exception)
     with Server(tmp_path / "s.db", "--builder", "tests.serve.conftest:make", model=str(tmp_path / "mine")) as server:
         assert server.process.stdout.readline() == f"{tmp_path / 'mine'} at {server.url}   (Ctrl-C ends it)\n"
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
@@ -223,6 +223,6 @@ def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
 
 
 def test_a_server_answers_at_its_own_address(tmp_path):
-    with Server(tmp_path / "s.db", "--host", "127.0.0.2") as server:
-        assert httpx.get(f"{server.url}/sets").json() == {"sets": [], "next": None}
-        assert httpx.get(f"{server.url}/sets", headers={"Host": "evil.example"}).status_code == 421
+    with listening(tmp_path / "s.db", host="127.0.0.2") as (_, port):
+        assert httpx.get(f"http://127.0.0.2:{port}/sets").json() == {"sets": [], "next": None}
+        assert httpx.get(f"http://127.0.0.2:{port}/sets", headers={"Host": "evil.example"}).status_code == 421

@@ -16,7 +16,7 @@ import math
 import re
 from itertools import chain
 from tokenize import TokenError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from setstream.data.arrow_ipc import check_stream
 from setstream.data.files import need
 from setstream.data.tables import row_features
 from setstream.errors import DataError
+from setstream.serve.problems import TooManyElements
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 MOST_AXES = 8
@@ -36,12 +37,19 @@ ONE_LIST, OPENED = re.compile(rb'\s*\{\s*"elements"\s*:\s*\['), re.compile(rb"[\
 IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinity"
 
 
-def parse_elements(kind: str, body: bytes) -> Tensor:
-    """The elements (n, ...) in a body of one of the three kinds; DataError says what is wrong with it."""
-    return {JSON: _from_json, NPY: _from_npy, ARROW: _from_arrow}[kind](body)
+def parse_elements(kind: str, body: bytes, most: int = 2**31) -> Tensor:
+    """The elements (n, ...), at most so many, in a body of one of the three kinds; DataError says what is wrong with it."""
+    elements = _from_json(body, most) if kind == JSON else {NPY: _from_npy, ARROW: _from_arrow}[kind](body)
+    _check_count(len(elements), most)
+    return elements
 
 
-def _from_json(body: bytes) -> Tensor:
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise TooManyElements(f"a request brings at most {most} elements; this one has {count} or more")
+
+
+def _from_json(body: bytes, most: int) -> Tensor:
     """Piece by piece: lists of Python's own numbers take much memory, and the interpreter for as long as they are parsed."""
     opened = ONE_LIST.match(body)
     first, last = opened.end() if opened else 0, body.rfind(b"]")
@@ -54,13 +62,15 @@ def _from_json(body: bytes) -> Tensor:
         raise DataError(f"elements are lists of numbers, at most {MOST_AXES} deep; got {axes}")
     between = re.compile(rb"\]\s*" * (axes - 1) + rb",")
     arrays: list[np.ndarray[Any, Any]] = []
-    cut: re.Match[bytes] | None = opened
+    count, cut = 0, cast("re.Match[bytes] | None", opened)
     while cut is not None:
         cut = between.search(body, min(first + PIECE, last), last)
         text = body[first : cut.end() - 1 if cut else last]
         if arrays and not text.strip():
             raise DataError("the body is no JSON: the list ends in a comma")
         arrays.append(_array(text))
+        count += len(arrays[-1])
+        _check_count(count, most)
         first = cut.end() if cut else last
     if len({own.shape[1:] for own in arrays}) > 1:
         raise DataError("elements must be lists of numbers, all of one shape")

@@ -28,7 +28,6 @@ from setstream.serve.live import Watchers
 from setstream.serve.log import logger
 from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
-from setstream.serve.problems import TooManyElements
 from setstream.serve.writer import Writer
 from setstream.state import State
 from setstream.store import MOST_ELEMENTS, Changed, StateStore
@@ -78,12 +77,8 @@ class Service:
 
     async def append(self, id: str, kind: str, body: bytes) -> Changed:
         """Add the elements in a body to a set."""
-        small = len(body) <= SMALL
-        elements: Tensor = parse_elements(kind, body) if small else await self.aside(parse_elements, kind, body)
-        if len(elements) > self.options.max_elements:
-            raise TooManyElements(
-                f"a request brings at most {self.options.max_elements} elements; this one has {len(elements)}"
-            )
+        given = kind, body, self.options.max_elements
+        elements: Tensor = parse_elements(*given) if len(body) <= SMALL else await self.aside(parse_elements, *given)
         try:
             done = await self.writer.submit(id, elements)
         except ShapeError as error:
