@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 DEMO_STAMP := .venv/.installed-for-the-demo
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install test test-slow demo docs lint bench clean
+.PHONY: install test test-slow fuzz demo docs lint bench clean
 
 install: $(STAMP)  ## make .venv and install setstream with its development tools
 
@@ -28,6 +28,9 @@ test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block 
 test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 	HYPOTHESIS_PROFILE=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/laws
+
+fuzz: $(STAMP)  ## 110,000 damaged inputs to every reader and to a server on this machine: up to an hour
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 # Much less than the development tools, unless they are there already.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## one set in four streams through two trained models; writes out/demo

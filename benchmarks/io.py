@@ -30,6 +30,7 @@ from torch import nn
 import setstream as ss
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_source
 from setstream.scale.bulk import Journal, _work_through_files, _work_through_table
+from setstream.scale.journal import Skips
 
 WIDTH, CHUNK, BLOCK, RAW_BLOCK = 64, 4096, 2**18, 2**22
 FILES = {
@@ -111,7 +112,7 @@ def worker(kind: str, folder: Path, elements: int) -> None:
     raw = raw_seconds(path)
     with tempfile.TemporaryDirectory() as temporary:
         warm, journal = (Journal(Path(temporary) / name, {}) for name in ("a", "b"))
-        _work_through_files(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), warm, CHUNK)
+        _work_through_files(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), Skips(warm, None), CHUNK)
         table = path.suffix in (".parquet", ".arrow")
         source = ArraySource(np.load(path), "0") if kind == "memory" else None if table else open_source(path)
         if table:  # as open_source does for the others, this loads the format's library, which is no part of the rate
@@ -119,9 +120,9 @@ def worker(kind: str, folder: Path, elements: int) -> None:
         before = peak_mib()
         start = time.perf_counter()
         if source is not None:
-            _work_through_files(encoder, SetDataset([source]), journal, CHUNK)
+            _work_through_files(encoder, SetDataset([source]), Skips(journal, None), CHUNK)
         else:
-            _work_through_table(encoder, ParquetSets(path), journal, CHUNK)
+            _work_through_table(encoder, ParquetSets(path), Skips(journal, None), CHUNK)
         seconds = time.perf_counter() - start
         total = sum(int(state.count) for _, state in journal.states())
     assert total == elements, (total, elements)

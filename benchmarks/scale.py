@@ -75,6 +75,7 @@ def ray_seconds(path: Path, workers: int, rounds: int) -> float:
             start = time.perf_counter()
             ((_, state),) = ray_states(make(), data, shares(data, SHARE), size, CHUNK)
             seconds.append(time.perf_counter() - start)
+            assert isinstance(state, ss.State), state
             assert int(state.count) == len(data[0])
     return min(seconds)
 

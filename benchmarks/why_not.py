@@ -92,7 +92,7 @@ def ways(pooled: ss.SetModel, whole: Whole) -> dict[str, Way]:
     averaged = ss.SetEncoder(nn.Identity(), ss.ChunkMean(whole.body, WIDTH))
 
     def mean_of_chunks(x: Tensor) -> Tensor:
-        z: Tensor = ss.encode(averaged, x, chunk_size=CHUNK, gradient="exact", partition="random")
+        z: Tensor = ss.encode(averaged, x, chunk_size=CHUNK, gradient="exact", partition="random", chunks="average")
         return z
 
     def subset_of_whole(x: Tensor) -> Tensor:

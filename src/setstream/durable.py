@@ -1,17 +1,40 @@
-"""Files that are whole or not there, whenever the process or the machine stops."""
+"""Files that are whole or not there, whenever the process or the machine stops; and a lock for a folder.
+
+Each writer has a hidden file of its own, `.NAME.<machine>-<process>-<number>.writing.SUFFIX`, so two writers of one file do not
+meet: the last to finish wins, whole. What a killed process left behind is removed by the next process that writes there.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import re
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import IO, Any
+
+from setstream.errors import ConfigurationError
+
+#: Seconds after which a hidden file that nobody writes to is left over, whoever wrote it.
+FORGOTTEN = 86_400.0
+
+#: The 0.1 names had no writer in them; SQLite keeps files of its own beside one (-wal, -shm).
+HIDDEN = re.compile(r"\..*?(\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+)?\.writing(\.\w+)?(-\w+)?")
+
+_numbers = count()
+_tidy: set[Path] = set()  # folders that this process has looked through
 
 
 def flush(path: Path) -> None:
     """Make sure that a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # Windows has no such thing
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -22,23 +45,88 @@ def flush(path: Path) -> None:
 def whole_or_nothing(path: Path) -> Iterator[Path]:
     """A hidden path to write to; it becomes `path` when all went well, and is removed when not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.stem}.writing{path.suffix}")
-    _remove(hidden)  # of a process that was killed
+    _remove_left_over(path.parent)
+    hidden = path.with_name(f".{path.stem}.{_machine()}-{os.getpid()}-{next(_numbers)}.writing{path.suffix}")
     try:
         yield hidden
         flush(hidden)
         hidden.replace(path)
+        with suppress(OSError):  # not every file system can do it for a folder
+            flush(path.parent)
     finally:
         _remove(hidden)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a text file at once."""
     with whole_or_nothing(path) as hidden:
         hidden.write_text(text)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    """The machine, and the container on it: process numbers mean something within one, and several may share a disk."""
+    space = ""
+    with suppress(OSError):
+        space = os.readlink("/proc/self/ns/pid")
+    return hashlib.blake2b(f"{platform.node()} {space}".encode(), digest_size=4).hexdigest()
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Remove the hidden files of writers that are no more, the first time that this process writes to a folder."""
+    if folder.resolve() in _tidy:
+        return
+    _tidy.add(folder.resolve())
+    for entry in os.scandir(folder):
+        found = HIDDEN.fullmatch(entry.name)
+        with suppress(OSError):  # another process may remove it, too
+            if found is not None and (
+                (found["machine"] == _machine() and not _lives(int(found["process"])))
+                or time.time() - entry.stat().st_mtime > FORGOTTEN
+            ):
+                _remove(Path(entry.path))
+
+
+def _lives(process: int) -> bool:
+    """Whether another process with this number runs; on Windows, where asking could end it, it may."""
+    if process == os.getpid():
+        return False  # we have not written there yet: it was an earlier one with our number
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+@contextmanager
+def locked(folder: Path, doing: str) -> Iterator[None]:
+    """Hold a folder, so that no other process is `doing` the same in it; the lock goes with the process that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        try:
+            _lock(file)
+        except OSError as error:
+            raise ConfigurationError(f"{folder}: another process is {doing} in this folder") from error
+        yield
+
+
+def _lock(file: IO[Any]) -> None:
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        import msvcrt
+
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,10 +14,12 @@ none         inference                                                   memory 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from setstream import collectives
@@ -29,7 +31,9 @@ from setstream.layout import Packed, Sets, pack
 from setstream.partition import Chunks, Given, columns, cut, draw, even_cut, in_order
 from setstream.parts import Maximum, Minimum, Part
 from setstream.passes import Pass, differentiable, draws_numbers
-from setstream.pool import Context
+from setstream.pool import Context, Pool
+from setstream.sets.served import SourceChunks
+from setstream.sets.source import SetSource, are_sources
 from setstream.state import State
 
 GRADIENTS = ("full", "exact", "unbiased", "importance", "subset", "none")
@@ -41,7 +45,7 @@ FORWARD_NUMBERS = 2**22
 
 def encode(
     encoder: SetEncoder,
-    sets: Sets | Chunks,
+    sets: Sets | SetSource | Sequence[SetSource] | Chunks,
     mask: Tensor | None = None,
     chunk_size: int = 256,
     gradient: str = "unbiased",
@@ -51,12 +55,14 @@ def encode(
     group: collectives.Group | None = None,
     *,
     partition: str | Given | None = None,
-    features: str | Path = "cache",
-    floor: float = FLOOR,
+    features: str | Path | None = None,
+    floor: float | None = None,
+    chunks: str | None = None,
 ) -> Any:
     """Encode sets of any size in constant memory, with a gradient of your choice.
 
-    sets:         (B, N, ...) with an optional mask, a list of tensors, a pair (x, ptr), or `ss.Chunks` that serves them.
+    sets:         (B, N, ...) with an optional mask, a list of tensors, a pair (x, ptr); an `ss.data.SetSource` or a
+                  list of them, which are read in chunks; or `ss.Chunks` that serves all sets together.
     chunk_size:   elements of a set that have a graph at a time.
     gradient:     full, exact, unbiased, importance, subset or none: see the table in `setstream/encode.py`. Under
                   torch.no_grad each of them, subset too, gives the value of the whole set.
@@ -65,9 +71,15 @@ def encode(
                   Without it the noise is smaller. Refused for pools with a maximum or minimum, where it would be biased.
     generator:    makes partition and draw reproducible.
     group:        a torch.distributed group whose ranks each hold a part of every set; all get z and gradients of the whole.
-    partition:    random (while training), contiguous (otherwise), or your own: for each set a list of index lists.
-    features:     for importance: keep all features in memory ("cache"), in files under a folder (its path), or "recompute".
-    floor:        for importance: no element is drawn less often than one of this share of the mean gradient would be.
+    partition:    of sets in memory: random (while training), contiguous (otherwise), or your own: for each set a list of index
+                  lists. Sources are read in blocks in random order (while training), or in order.
+    features:     for importance: keep all features in memory ("cache", the default), in files under a folder (its path), or
+                  "recompute" them.
+    floor:        for importance: no element is drawn less often than one of this share of the mean gradient would be (0.1).
+    chunks:       "average" lets a pool that is not consistent encode sets in several chunks, as the mean over them. Without it
+                  that is a ConsistencyError.
+
+    An option that the chosen mode does not use is a ConfigurationError.
 
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 16), ss.UMBC(16, num_slots=4))
@@ -91,23 +103,58 @@ def encode(
             "drawing chunks with replacement is biased for a maximum or minimum: the chunk that holds it is included with "
             "probability 1 - (1 - 1/C)^m', not m'/C. Leave replacement=False."
         )
-    if partition is None:
-        partition = "random" if encoder.training else "contiguous"
-    if not torch.is_grad_enabled():
+    unused = {
+        "replacement": replacement and gradient != "unbiased",
+        "features": features is not None and gradient != "importance",
+        "floor": floor is not None and gradient != "importance",
+    }
+    for name in (name for name, given in unused.items() if given):
+        raise ConfigurationError(
+            f"{name} is an option of another mode than gradient={gradient!r}, which ignores it: leave it out"
+        )
+    features, floor = features or "cache", FLOOR if floor is None else floor
+    one_chunk = encoder.pool.refuse_chunks(chunks)
+    if one_chunk and group is not None and dist.get_world_size(group) > 1:
+        raise encoder.pool.inconsistent()
+    if not torch.is_grad_enabled() and (encoder.pool.consistent or gradient != "full"):
         gradient = "none"
-    if isinstance(sets, Chunks):
+    sources: Any = [sets] if isinstance(sets, SetSource) else sets
+    if isinstance(sources, Chunks) or are_sources(sources):
         if mask is not None:
             raise ConfigurationError("a source of chunks brings its own sizes: leave the mask out and serve lists of tensors")
-        return _encode_served(
-            encoder, sets, gradient, chunk_size, grad_chunks, replacement, generator, group, features=features, floor=floor
-        )
-    packed = pack(sets, mask)
+        if partition is not None:
+            raise ConfigurationError(
+                "a source is cut where it is read, and partition is for sets in memory: leave it out, or choose it with "
+                "ss.data.SourceChunks(sources, chunk_size, partition)"
+            )
+        if are_sources(sources):
+            sources = _read(encoder, sources, gradient, chunk_size, grad_chunks, generator)
+        if isinstance(sources, Chunks):
+            served = _OneChunkEach(sources, encoder.pool) if one_chunk else sources
+            return _encode_served(
+                encoder,
+                served,
+                gradient,
+                chunk_size,
+                grad_chunks,
+                replacement,
+                generator,
+                group,
+                features=features,
+                floor=floor,
+            )
+        gradient = "full"  # of the elements that were read
+    if partition is None:
+        partition = "random" if encoder.training else "contiguous"
+    packed = pack(sources, mask)
     if gradient == "full" and group is None:
-        return encoder(sets, mask)
+        return encoder(sources, mask)
+    if one_chunk and gradient not in ("full", "subset") and _several_chunks(packed.lengths, chunk_size, partition):
+        raise encoder.pool.inconsistent()
 
     if gradient == "subset":
-        chunks = cut(packed.lengths, chunk_size, partition, generator)
-        drawn = draw(chunks, packed.lengths, grad_chunks, False, generator)
+        cuts = cut(packed.lengths, chunk_size, partition, generator)
+        drawn = draw(cuts, packed.lengths, grad_chunks, False, generator)
         packed = drawn.pieces[0].of(packed.elements)
         if group is None:
             return encoder.finalize(encoder.update(None, _as_sets(packed)))
@@ -118,8 +165,8 @@ def encode(
     chunks_matter = not encoder.pool.consistent or (gradient in ("exact", "none") and not isinstance(partition, str))
     job: Pass
     if gradient == "unbiased":
-        chunks = cut(packed.lengths, chunk_size, partition, generator)
-        drawn = draw(chunks, packed.lengths, grad_chunks, replacement, generator, apart=chunks_matter)
+        cuts = cut(packed.lengths, chunk_size, partition, generator)
+        drawn = draw(cuts, packed.lengths, grad_chunks, replacement, generator, apart=chunks_matter)
         if chunks_matter or _has_extremum(empty.parts) or draws_numbers(encoder, packed.elements):
             rest = drawn.rest()
             if not chunks_matter:
@@ -157,6 +204,49 @@ def encode(
     if packed.elements.requires_grad:
         job.elements = packed.elements
     return encoder.close(differentiable(job))
+
+
+def _read(
+    encoder: SetEncoder,
+    sources: Sequence[SetSource],
+    gradient: str,
+    chunk_size: int,
+    grad_chunks: int,
+    generator: torch.Generator | None,
+) -> list[Tensor] | Chunks:
+    """What a mode reads of sources: all at once, a random subset, or chunk by chunk."""
+    home = encoder.home()
+    if gradient == "full":
+        return [source.tensor().to(home) for source in sources]
+    if gradient == "subset":  # what is not drawn is not read
+        size = chunk_size * grad_chunks
+        drawn = [torch.randperm(len(source), generator=generator)[:size].sort().values for source in sources]
+        return [source.take(own).to(home) for source, own in zip(sources, drawn, strict=True)]
+    return SourceChunks(sources, chunk_size, "blocks" if encoder.training else "contiguous", generator)
+
+
+class _OneChunkEach(Chunks):
+    """Chunks of which no set may come in more than one: the pool's answer would depend on where it is cut."""
+
+    def __init__(self, chunks: Chunks, pool: Pool) -> None:
+        super().__init__(chunks.source)
+        self.pool = pool
+
+    def __iter__(self) -> Iterator[Packed]:
+        seen: set[int] = set()
+        for packed in super().__iter__():
+            present = {number for number, length in enumerate(packed.lengths) if length}
+            if seen & present:
+                raise self.pool.inconsistent()
+            seen |= present
+            yield packed
+
+
+def _several_chunks(lengths: list[int], chunk_size: int, partition: str | Given) -> bool:
+    """Whether any set is cut."""
+    if isinstance(partition, str):
+        return any(length > chunk_size for length in lengths)
+    return any(sum(len(chunk) > 0 for chunk in own) > 1 for own in partition)
 
 
 def _encode_served(

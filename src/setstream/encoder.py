@@ -9,7 +9,7 @@ from __future__ import annotations
 import cmath
 from contextlib import suppress
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -68,6 +68,9 @@ class SetEncoder(Pretrained, nn.Module):
     (torch.Size([3, 4, 16]), True)
     """
 
+    #: Attributes that do not change what is computed; a module of yours may have such a list of its own.
+    not_in_fingerprint: ClassVar[tuple[str, ...]] = ("check_finite", "cast_input", "_origin", "_built")
+
     def __init__(self, phi: nn.Module, pool: Pool, *, check_finite: bool = True, cast_input: bool = True) -> None:
         super().__init__()
         if not isinstance(phi, nn.Module):
@@ -95,26 +98,43 @@ class SetEncoder(Pretrained, nn.Module):
             raise ShapeError(f"a state holds at least one set; got batch = {batch}")
         return self._empty(batch, self.home() or torch.get_default_device(), generator)
 
-    def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None) -> State:
-        """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing)."""
-        return self._update(state, pack(chunk, mask))
+    def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None, *, chunks: str | None = None) -> State:
+        """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing).
 
-    def _update(self, state: State | None, packed: Packed) -> State:
+        chunks: "average" lets a pool that is not consistent take a set in several chunks; otherwise a ConsistencyError.
+        """
+        return self._update(state, pack(chunk, mask), chunks)
+
+    def _update(self, state: State | None, packed: Packed, chunks: str | None = None) -> State:
         if state is None:
             state = self._empty(len(packed), self.home() or packed.elements.device)
         else:
             self.check_state(state)
             if len(state) != len(packed):
                 raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
+            if self.pool.refuse_chunks(chunks) and any(map(min, state.count.tolist(), packed.lengths)):
+                raise self.pool.inconsistent()
         features = self.features(packed.elements)
         context = self._context(state)
         merged = state + self.absorb(state, context, packed, features)
         merged.context = None if torch.is_grad_enabled() else context
         return merged
 
-    def finalize(self, state: State) -> Any:
-        """z of the sets: (B, num_slots, out_dim) from a pool with slots."""
+    def merge(self, state: State, other: State, *, chunks: str | None = None) -> State:
+        """state + other, both checked to be this encoder's; `chunks` as `update` has it."""
         self.check_state(state)
+        self.check_state(other)
+        if self.pool.refuse_chunks(chunks) and bool(((state.count > 0) & (other.count > 0)).any()):
+            raise self.pool.inconsistent()
+        return state + other
+
+    def finalize(self, state: State, *, chunks: str | None = None) -> Any:
+        """z of the sets: (B, num_slots, out_dim) from a pool with slots; `chunks` as `update` has it."""
+        self.check_state(state)
+        if self.pool.refuse_chunks(chunks):
+            seen = self.pool.chunks_seen(state)
+            if seen is not None and bool((seen > 1).any()):
+                raise self.pool.inconsistent()
         return self.close(state)
 
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:

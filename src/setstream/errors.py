@@ -41,6 +41,10 @@ class BatchStatisticsError(SetstreamError, ValueError):
     """phi looks at other elements of its chunk (batch norm), so no chunking can give the same answer."""
 
 
+class ConsistencyError(SetstreamError, ValueError):
+    """A set came in several chunks, and the answer of the pool depends on where a set is cut."""
+
+
 class MismatchError(SetstreamError, ValueError):
     """Two states, or a state and an encoder, do not belong together."""
 

@@ -1,10 +1,16 @@
-"""Which encoder made a state: a digest of its structure and weights, taken only when somebody asks.
+"""Which encoder made a state: a digest of all that it computes with, taken only when it is needed.
 
-    fingerprint = BLAKE2b(classes and options of all modules, (name, dtype, shape, bytes) of every parameter and buffer)
+    fingerprint = "2:" + BLAKE2b(classes and attributes of all modules, (name, dtype, shape, bytes) of every weight and buffer)
 
-Hashing all weights at every update would cost more than many updates. An `Origin` remembers modules, tensors and their
-version counters instead, and hashes the weights the first time that a fingerprint is needed: to save a state, or to compare it
-with one from elsewhere. States of one encoder share one Origin, so merging them compares two pointers.
+Attributes count whatever they hold: numbers, lists, dicts, arrays, tensors, functions, private ones, objects. What cannot be
+compared with its like in another process (a lambda, an open file) gives an error instead of a fingerprint. Not counted: what
+torch.nn.Module itself keeps (hooks, `training`), private attributes of modules of the LIBRARIES below, and the names in a
+module's `not_in_fingerprint`, for caches and other things that do not change what it computes.
+
+Hashing all weights at every update would cost more than many updates. An `Origin` remembers what it saw instead: objects by
+identity, tensors by their version counters, plain values as they are. It hashes the first time that a fingerprint is needed:
+to save a state, or to compare it with one from elsewhere. States of one encoder share one Origin, so merging them compares two
+pointers.
 
 Some writers change weights behind the version counters (fused optimisers, `p.data`). So an Origin also keeps one number of each
 tensor, and looks at it again after any optimiser has stepped and whenever a fingerprint is made.
@@ -12,17 +18,41 @@ tensor, and looks at it again after any optimiser has stepped and whenever a fin
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Iterator
+import logging
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from itertools import chain
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from setstream.errors import MismatchError
+from setstream.errors import ConfigurationError, MismatchError
+
+VERSION = "2:"
+#: What torch.nn.Module, torch.compile and transformers keep in every module. It does not change what is computed.
+BOOKKEEPING = frozenset(vars(nn.Module())) | {
+    "_compiled_call_impl",
+    "_is_torch_compile",
+    "_is_hf_initialized",
+    "not_in_fingerprint",
+}
+#: Their modules may keep what they like under private names, and move their functions.
+LIBRARIES = ("setstream", "torch", "transformers")
+#: Where transformers found a model, and with which version: not what it computes.
+FOUND = {"name_or_path", "transformers_version", "architectures", "model_type", "dtype", "torch_dtype"}
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.layout)
+IDLE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), torch.device)
 
 _steps = 0
 
@@ -41,27 +71,183 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def _things(module: nn.Module) -> Iterator[nn.Module | Tensor]:
-    """Every submodule, followed by its own parameters and buffers."""
-    for child in module.modules():
-        yield child
-        yield from (t for t in chain(child._parameters.values(), child._buffers.values()) if t is not None)
+# -- what a module computes with ------------------------------------------------------------------------------------------
 
 
-def _version(thing: nn.Module | Tensor) -> tuple[int, torch.dtype] | None:
-    if isinstance(thing, nn.Module):
-        return None
-    return (0 if thing.is_inference() else thing._version), thing.dtype
+def _library(thing: type | Callable[..., Any]) -> str:
+    """The library that a class or function belongs to, of those whose inside is their own affair."""
+    package = (getattr(thing, "__module__", None) or "").partition(".")[0]
+    return package if package in LIBRARIES else ""
 
 
-def _probe(things: list[nn.Module | Tensor]) -> list[float]:
-    """The last number of each tensor: any training step changes some of them."""
-    last = [t.detach().reshape(-1)[-1:].cpu().double() for t in things if isinstance(t, Tensor) and t.numel() and not t.is_meta]
-    return torch.cat(last).tolist() if last else []
+# By class: the attributes that do not count, and whether private ones do.
+_rules: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
 
 
-def _options(module: nn.Module) -> dict[str, Any]:
-    """The plain attributes of a module (a slope, a stride, an epsilon), or what a pool declares."""
+def _rule(kind: type) -> tuple[frozenset[str], bool]:
+    rule = _rules.get(kind)
+    if rule is None:
+        declared = (vars(base).get("not_in_fingerprint", ()) for base in kind.__mro__)
+        found = FOUND if any(_library(base) == "transformers" for base in kind.__mro__) else ()
+        rule = _rules[kind] = BOOKKEEPING.union(found, *declared), not _library(kind)
+    return rule
+
+
+def _attributes(thing: Any) -> list[tuple[str, Any]]:
+    """The attributes of a module or another object that count."""
+    kind = type(thing)
+    own: dict[str, Any] = getattr(thing, "__dict__", {})
+    if not isinstance(thing, nn.Module):
+        slots = chain.from_iterable(_slots(base) for base in kind.__mro__)
+        own = own | {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    left_out, private = _rule(kind)
+    if "not_in_fingerprint" in own:
+        left_out = left_out.union(own["not_in_fingerprint"])
+    return [(name, value) for name, value in own.items() if name not in left_out and (private or name[0] != "_")]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = vars(kind).get("__slots__", ())
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _contents(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Every submodule's class, parameters, buffers and attributes, by name."""
+    for name, child in module.named_modules():
+        if type(child).__name__ == "OptimizedModule":  # torch.compile's wrapper computes what is in it
+            continue
+        prefix = f"{name}.".replace("_orig_mod.", "") if name else ""
+        for key, tensor in chain(child._parameters.items(), child._buffers.items()):
+            yield prefix + key, tensor
+        if isinstance(child, (torch.jit.ScriptModule, torch.fx.GraphModule)):  # its class has any name
+            yield f"{prefix}(code)", str(child.code)
+        else:
+            yield f"{prefix}(class)", type(child).__name__
+            for key, value in _attributes(child):
+                yield prefix + key, value
+
+
+class _Seen:
+    """What a module computes with, at a glance: values that are equal as long as nobody has changed it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.kept: list[Any] = []  # so that an id means one object
+        self._inside: dict[int, Any] = {}
+        self.values = {name: self._glance(value) for name, value in _contents(module)}
+
+    def _glance(self, value: Any) -> Any:
+        if type(value) in PLAIN:
+            return type(value), value
+        if isinstance(value, Tensor):
+            self.kept.append(value)
+            return id(value), 0 if value.is_inference() else value._version, value.dtype
+        if id(value) in self._inside:
+            return self._inside[id(value)]
+        self.kept.append(value)
+        self._inside[id(value)] = id(value)  # while it is open: it may hold itself
+        found: Any = id(value)
+        if isinstance(value, list | tuple):
+            found = tuple(self._glance(item) for item in value)
+        elif isinstance(value, Mapping):
+            found = tuple((self._glance(key), self._glance(item)) for key, item in value.items())
+        elif isinstance(value, set | frozenset):
+            found = frozenset(self._glance(item) for item in value)
+        elif isinstance(value, np.ndarray):
+            found = id(value), value.tobytes() if value.nbytes < 1024 else value.ravel()[:: max(1, value.size // 64)].tobytes()
+        elif isinstance(value, nn.Module):
+            found = id(value), tuple((name, self._glance(item)) for name, item in _contents(value))
+        elif not callable(value) and not isinstance(value, IDLE):
+            found = id(value), tuple((name, self._glance(item)) for name, item in _attributes(value))
+        self._inside[id(value)] = found
+        return found
+
+    def tensors(self) -> list[Tensor]:
+        return [thing for thing in self.kept if isinstance(thing, Tensor)]
+
+
+class _Digest:
+    """A digest of what a module computes with: equal in every process that has built and loaded the same."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._open: dict[int, int] = {}
+        self._done: dict[int, Any] = {}
+        self._kept: list[Any] = []
+        contents = sorted((name, self._of(value, name)) for name, value in _contents(module))
+        self.text = VERSION + _hash(repr(contents).encode())
+
+    def _of(self, value: Any, name: str) -> str:
+        """A short text that stands for a value; `name` says in an error where it was found."""
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, Enum):
+            return f"{type(value).__name__}.{value.name}"
+        if isinstance(value, PLAIN):
+            return f"{type(value).__name__} {value!r}"
+        if isinstance(value, IDLE):
+            return type(value).__name__
+        if id(value) in self._open:  # it holds itself
+            return f"back {len(self._open) - self._open[id(value)]}"
+        if id(value) not in self._done:
+            self._open[id(value)] = len(self._open)
+            found = self._inside(value, name)
+            del self._open[id(value)]
+            self._kept.append(value)
+            self._done[id(value)] = _hash(repr(found).encode())
+        return str(self._done[id(value)])
+
+    def _inside(self, value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return "tensor", str(value.dtype), list(value.shape), _hash(tensor_bytes(value))
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            return "array", str(value.dtype), list(value.shape), _hash(value.tobytes())
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, list | tuple):  # what was a tuple comes back from a file as a list
+            return "list", [self._of(item, f"{name}[{place}]") for place, item in enumerate(value)]
+        if isinstance(value, Mapping):
+            return "mapping", [(self._of(key, name), self._of(item, f"{name}[{key!r}]")) for key, item in value.items()]
+        if isinstance(value, set | frozenset):
+            return "set", sorted(self._of(item, name) for item in value)
+        if isinstance(value, nn.Module):
+            return "module", sorted((own, self._of(item, f"{name}.{own}")) for own, item in _contents(value))
+        if isinstance(value, weakref.ref):
+            return "reference", self._of(value(), name)
+        if isinstance(value, functools.partial):
+            return "partial", [self._of(part, name) for part in (value.func, value.args, value.keywords)]
+        if isinstance(value, PurePath | types.ModuleType):
+            return type(value).__name__, str(value)
+        owner = getattr(value, "__self__", None)
+        if callable(value) and owner is not None and not isinstance(owner, type | types.ModuleType):
+            return "method", value.__name__, self._of(owner, name)
+        if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
+            if isinstance(value, type) or not isinstance(value, types.FunctionType) or _can_be_imported(value):
+                where = _library(value) or getattr(value, "__module__", None)
+                return "name", where, getattr(value, "__qualname__", value.__name__)
+        elif hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__)):
+            attributes = sorted((own, self._of(item, f"{name}.{own}")) for own, item in _attributes(value))
+            return "object", type(value).__name__, attributes
+        raise ConfigurationError(
+            f"this encoder has no fingerprint: {name} is {value!r}, and another process cannot tell whether it has the same. "
+            "Write a function at the top of a module, or make it a torch.nn.Module. If it does not change what the encoder "
+            f"computes, say so in its module's class: not_in_fingerprint = ({name.rpartition('.')[2]!r},)"
+        )
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _can_be_imported(function: types.FunctionType) -> bool:
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
+
+
+# -- the fingerprint of 0.1 --------------------------------------------------------------------------------------------------
+
+
+def _options_0_1(module: nn.Module) -> dict[str, Any]:
     declared = getattr(module, "configuration", None)
     if callable(declared):
         return declared()
@@ -70,10 +256,11 @@ def _options(module: nn.Module) -> dict[str, Any]:
     return {k: repr(v) for k, v in sorted(vars(module).items()) if k[0] != "_" and k not in hidden and isinstance(v, plain)}
 
 
-def _digest(module: nn.Module) -> str:
+def digest_0_1(module: nn.Module) -> str:
+    """The fingerprint that version 0.1 gave, which its states and stores carry. It leaves out much that encoders differ in."""
     hasher = hashlib.blake2b(digest_size=16)
     for name, child in module.named_modules():
-        hasher.update(json.dumps([name, type(child).__name__, _options(child)]).encode())
+        hasher.update(json.dumps([name, type(child).__name__, _options_0_1(child)]).encode())
     for name, tensor in sorted(module.state_dict().items()):
         if isinstance(tensor, Tensor):
             hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -81,40 +268,61 @@ def _digest(module: nn.Module) -> str:
     return hasher.hexdigest()
 
 
+# -- where a state came from -------------------------------------------------------------------------------------------------
+
+
+def _probe(tensors: list[Tensor]) -> list[float]:
+    """The last number of each tensor: any training step changes some of them. One copy from each device."""
+    last: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() and not tensor.is_meta:
+            number = tensor.detach()[(-1,) * tensor.dim()]
+            number = number.real + number.imag if number.is_complex() else number
+            last.setdefault(number.device, []).append(
+                number.to(torch.float32 if number.device.type == "mps" else torch.float64)
+            )
+    return [number for numbers in last.values() for number in torch.stack(numbers).cpu().tolist()]
+
+
 class Origin:
-    """The weights of one module at one moment, or, for a loaded state, their digest alone."""
+    """What a module computed with at one moment, or, for a loaded state, the digest of it alone."""
 
     def __init__(self, module: nn.Module | None, digest: str | None = None) -> None:
         self._module, self._digest = module, digest
-        self._things = [] if module is None else list(_things(module))
-        self._versions = [_version(thing) for thing in self._things]
-        self._probe, self._steps = _probe(self._things), _steps
+        self._digest_0_1: str | None = None
+        self._seen = None if module is None else _Seen(module)
+        self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors()), _steps
 
     def current(self, *, look: bool = False) -> bool:
         """Whether the module still is what it was when this origin was made; `look` at the numbers in any case."""
-        if self._module is None:
-            return False
-        now = list(_things(self._module))
-        if len(now) != len(self._things) or any(a is not b for a, b in zip(now, self._things, strict=True)):
-            return False
-        if [_version(thing) for thing in now] != self._versions:
-            return False
+        return self._module is not None and self._changed(look) is None
+
+    def _changed(self, look: bool) -> str | None:
+        """The name of something that is not what it was."""
+        assert self._module is not None
+        assert self._seen is not None
+        now, before = _Seen(self._module), self._seen.values
+        if now.values != before:
+            names = now.values.keys() ^ before.keys() or {n for n in before if now.values[n] != before[n]}
+            return min(names)
         if look or self._steps != _steps:
-            if _probe(now) != self._probe:
-                return False
+            if _probe(now.tensors()) != self._probe:
+                return "a weight"
             self._steps = _steps
-        return True
+        return None
 
     @property
     def fingerprint(self) -> str:
-        """The digest as hexadecimal text."""
+        """The digest as text."""
         if self._module is not None and self._digest is None:
-            if not self.current(look=True):
+            changed = self._changed(look=True)
+            if changed is not None:
                 raise MismatchError(
-                    "the weights of the encoder changed after this state was made, so the state no longer belongs to it. "
-                    "Encode the elements again with the new weights."
+                    f"the weights of the encoder changed after this state was made ({changed}), or an attribute that counts: "
+                    "the state no longer belongs to it. Encode the elements again. If an attribute does not change what the "
+                    "encoder computes, list its name in not_in_fingerprint of its module's class."
                 )
-            self._digest = _digest(self._module)
+            self._digest = _Digest(self._module).text
         assert self._digest is not None
         return self._digest
 
@@ -124,5 +332,20 @@ class Origin:
         return self._module is None
 
     def same_as(self, other: Origin) -> bool:
-        """Whether both stand for the same structure and weights."""
-        return self is other or self.fingerprint == other.fingerprint
+        """Whether both stand for the same structure and weights. What 0.1 saved is one of ours from its first comparison on."""
+        if self is other or self.fingerprint == other.fingerprint:
+            return True
+        old, new = (other, self) if self.fingerprint.startswith(VERSION) else (self, other)
+        if old.fingerprint.startswith(VERSION) or not new.fingerprint.startswith(VERSION):
+            return False
+        if new._module is None:
+            raise MismatchError(
+                "setstream 0.1 saved one of these states, with a fingerprint that cannot be compared with that of the other. "
+                "Show both to their encoder first: encoder.check_state(state)"
+            )
+        if new._digest_0_1 is None:
+            new._digest_0_1 = digest_0_1(new._module)
+        if old.fingerprint != new._digest_0_1:
+            return False
+        old._digest = new.fingerprint
+        return True

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from setstream.encoder import SetEncoder
+from setstream.errors import ShapeError
 from setstream.layout import Sets
 from setstream.pretrained import Pretrained
 from setstream.state import State
@@ -38,10 +39,19 @@ class SetModel(Pretrained, nn.Module):
         """The head's output for whole sets."""
         return self.head(self.encoder(sets, mask))
 
-    def finalize(self, state: State) -> Any:
-        """The head's output for a state of the encoder."""
-        return self.head(self.encoder.finalize(state))
+    def finalize(self, state: State, *, chunks: str | None = None) -> Any:
+        """The head's output for a state of the encoder; `chunks` as `SetEncoder.update` has it."""
+        z = self.encoder.finalize(state, chunks=chunks)
+        try:
+            return self.head(z)
+        except (RuntimeError, ShapeError) as error:
+            if state.count.all():
+                raise
+            raise ShapeError(
+                f"a set without elements has no prediction here: the pool's result {tuple(z.shape)} has no width before the "
+                "first element, and the head cannot read it. Add an element first"
+            ) from error
 
-    def stream(self) -> SetStream:
-        """A stream that is fed as elements arrive and predicts with this model at any time."""
-        return SetStream(self)
+    def stream(self, *, chunks: str | None = None) -> SetStream:
+        """A stream that is fed as elements arrive and predicts with this model at any time; `chunks` as in `SetStream`."""
+        return SetStream(self, chunks=chunks)

@@ -1,15 +1,70 @@
-"""Things of the user's that options name by their place: `package.module:name`, or `package.module:NAMES[key]` in a mapping."""
+"""Things that options name by import path: `package.module:name`, or `package.module:NAMES[key]` in a mapping.
+
+Importing a module runs its code. A caller, in Python or on the command line, may name whatever can be imported. A file that
+describes a model (the config.json of a saved model, or of a run) may not: while such a file is followed (`named_by_file`),
+`find` gives what is listed under OURS and what the caller has named again (`trust`), and nothing else. Every import path that
+options contain is resolved here, however deep in a builder, so a new builder has nothing to remember.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from setstream.errors import ConfigurationError
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>\w+)(\[(?P<key>[^\]]+)\])?")
+#: What a file may name: our tasks, and the entries of these mappings. (Backbones are named by their keys alone.)
+OURS = frozenset(
+    {
+        "setstream.tasks.clustering:Clustering",
+        "setstream.tasks.completion:Completion",
+        "setstream.tasks.documents:Documents",
+        "setstream.tasks.mil:Mil",
+        "setstream.tasks.mil.needles:Needles",
+        "setstream.tasks.mil.needles:OtherClasses",
+        "setstream.integrations.sklearn.network:MODELS[]",
+        "setstream.tasks.clustering.models:MODELS[]",
+        "setstream.tasks.completion.models:MODELS[]",
+        "setstream.tasks.documents.models:MODELS[]",
+        "setstream.tasks.mil.models:MODELS[]",
+    }
+)
+
+# The file that is being followed, and the import paths that the caller lets it name; None: the caller names things.
+_followed: ContextVar[tuple[Path, frozenset[str]] | None] = ContextVar("followed", default=None)
+
+
+@contextmanager
+def named_by_file(file: Path, trust: Iterable[str] = ()) -> Iterator[None]:
+    """While it is open, a file chooses what is built: of ours, and of the import paths in `trust`.
+
+    >>> with named_by_file(Path("config.json"), trust=["math:pi"]):
+    ...     find("math:pi", "number")
+    ...     find("os:system", "backbone")
+    Traceback (most recent call last):
+    ...
+    setstream.errors.ConfigurationError: config.json names the backbone 'os:system', which is no part of setstream: ...
+    """
+    named = frozenset([trust] if isinstance(trust, str) else trust)
+    for place in named:
+        if PLACE.fullmatch(place) is None:
+            raise ConfigurationError(f"what is trusted is named package.module:name; got {place!r}")
+    before = _followed.set((file, named))
+    try:
+        yield
+    finally:
+        _followed.reset(before)
+
+
+def follows_file() -> bool:
+    """Whether a file chooses what is built now."""
+    return _followed.get() is not None
 
 
 def find(place: str, what: str) -> Any:
@@ -20,14 +75,24 @@ def find(place: str, what: str) -> Any:
     >>> find("setstream.tasks.clustering.models:MODELS[deepsets]", "model").__name__
     'deepsets'
     """
-    parts = PLACE.fullmatch(place)
+    followed = _followed.get()
+    if followed is not None and place not in followed[1] and re.sub(r"\[.*", "[]", place) not in OURS:
+        raise ConfigurationError(
+            f"{followed[0]} names the {what} {place!r}, which is no part of setstream: if you trust it, name it yourself, "
+            f"trust=[{place!r}], or --trust {place} on the command line. Files must not choose what code is run"
+        )
     try:
-        if parts is None:
-            raise ValueError("a place is package.module:name")
-        found = getattr(import_module(parts["module"]), parts["name"])
-        return found if parts["key"] is None else found[parts["key"]]
+        return _imported(place)
     except (ImportError, AttributeError, ValueError, LookupError, TypeError) as error:
         raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}") from error
+
+
+def _imported(place: str) -> Any:
+    parts = PLACE.fullmatch(place)
+    if parts is None:
+        raise ValueError("a place is package.module:name")
+    found = getattr(import_module(parts["module"]), parts["name"])
+    return found if parts["key"] is None else found[parts["key"]]
 
 
 def place_of(thing: Callable[..., Any], key: str | None = None) -> str | None:
@@ -37,8 +102,8 @@ def place_of(thing: Callable[..., Any], key: str | None = None) -> str | None:
         return None
     for place in (f"{module}:MODELS[{key}]", f"{module}:{getattr(thing, '__qualname__', '')}"):
         try:
-            if find(place, "builder") is thing:
+            if _imported(place) is thing:
                 return place
-        except ConfigurationError:
+        except (ImportError, AttributeError, ValueError, LookupError, TypeError):
             continue
     return None

@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.errors import MaskError, ShapeError
+from setstream.errors import ConfigurationError, ConsistencyError, MaskError, ShapeError
 from setstream.parts import Part
 from setstream.state import State
 
 Context = dict[str, Tensor]
+
+#: What callers pass as `chunks` to average a pool that is not consistent over the chunks of a set.
+AVERAGE = "average"
 
 
 def take(context: Context, rows: list[int] | slice) -> Context:
@@ -58,7 +61,7 @@ class Pool(nn.Module):
 
     #: Width of the features that it takes; None when any will do.
     in_dim: int | None = None
-    #: Whether every partition of a set gives the same answer.
+    #: Whether every partition of a set gives the same answer. A pool that says no overrides `chunks_seen`, too.
     consistent: bool = True
 
     def configuration(self) -> dict[str, Any]:
@@ -91,6 +94,24 @@ class Pool(nn.Module):
     def finalize(self, state: State) -> Any:
         """z of a state: (B, num_slots, out_dim) for pools with slots, (B, dim) for plain ones. May be wider than float32."""
         raise NotImplementedError
+
+    def chunks_seen(self, state: State) -> Tensor | None:
+        """In how many chunks each set came, (B,); None where it does not matter, or is not known."""
+        return None
+
+    def refuse_chunks(self, chunks: str | None) -> bool:
+        """Whether a set must come in one chunk: where its cut matters, unless the caller accepts an average over chunks."""
+        if chunks not in (None, AVERAGE):
+            raise ConfigurationError(f"chunks is {AVERAGE!r}, or left out; got {chunks!r}")
+        return not self.consistent and chunks is None
+
+    def inconsistent(self) -> ConsistencyError:
+        """The error that a second chunk of a set is."""
+        return ConsistencyError(
+            f"{type(self).__name__} is not mini-batch consistent: its answer depends on where a set is cut, and a set came in "
+            "more than one chunk. Give each set in one piece (a larger chunk_size, gradient='full', one update), use a "
+            f"consistent pool, or accept the mean over the chunks with chunks={AVERAGE!r}."
+        )
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Any:
         """z of whole sets of features (B, N, in_dim) in one step."""

@@ -5,15 +5,16 @@
 
 A model is described by who builds it and with what options, never by pickled code. Ours are entries of a `MODELS` mapping, like
 `setstream.tasks.mil.models:MODELS[ab-mil]`; models from `task.build` and `from_pretrained` know theirs. Any function of yours
-will do as a builder if it lies in a module. On the way back it is called only if you name it again: a config.json from
-elsewhere must not choose what is run.
+will do as a builder if it lies in a module. On the way back it is called only if you name it again, and so is a backbone of
+yours that the options name: a config.json from elsewhere must not choose what code is run (`setstream.places`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,14 +24,12 @@ import torch
 from torch import nn
 
 from setstream.durable import write_atomically
-from setstream.errors import ConfigurationError
-from setstream.places import find, place_of
+from setstream.errors import ConfigurationError, SetstreamError
+from setstream.places import find, named_by_file, place_of
 from setstream.weights import load_weights, save_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 1
-#: Builders that a config.json may name by itself.
-OURS = re.compile(r"setstream(\.\w+)+:MODELS\[[^\]]+\]")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Builder = str | Callable[..., nn.Module]
@@ -101,23 +100,20 @@ class Pretrained:
         return folder
 
     @classmethod
-    def from_pretrained(cls, place: str | Path, *, builder: Builder | None = None, revision: str | None = None) -> Self:
+    def from_pretrained(
+        cls, place: str | Path, *, builder: Builder | None = None, trust: Iterable[str] = (), revision: str | None = None
+    ) -> Self:
         """A saved model in eval mode: from a folder, or by its id on the hub, `owner/name` (extra `hub`).
 
-        builder: your own function, where config.json names one that is not ours.
+        builder: your own function, in the place of the one that config.json names.
+        trust:   import paths, package.module:name, that config.json may name although they are not ours: a builder, a backbone.
         """
         folder = _folder(place, revision)
         config = _read(folder)
-        named = str(config["builder"])
-        if builder is None and not OURS.fullmatch(named):
-            raise ConfigurationError(
-                f"{folder / CONFIG} wants to be built by {named!r}, which is no part of setstream: if you trust it, name it "
-                f"yourself, from_pretrained(..., builder={named!r}), or --builder {named} on the command line"
-            )
-        make = named if builder is None else builder
-        options = config.get("options", {})
-        with torch.random.fork_rng():
-            model: Any = _build(find(make, "builder") if isinstance(make, str) else make, str(make), options)
+        named, options = config["builder"], config["options"]
+        make = find(builder, "builder") if isinstance(builder, str) else builder
+        with torch.random.fork_rng(), named_by_file(folder / CONFIG, trust):
+            model: Any = _build(make or find(named, "builder"), named if builder is None else str(builder), options)
         if not isinstance(model, cls):
             raise ConfigurationError(f"{named} builds a {type(model).__name__}; a {cls.__name__} was asked for")
         load_weights(cast(nn.Module, model), folder / WEIGHTS)
@@ -135,7 +131,7 @@ class Pretrained:
 
 def about(folder: str | Path) -> dict[str, Any]:
     """What stands in a saved model's config.json besides how it is built."""
-    found: dict[str, Any] = _read(Path(folder)).get("about", {})
+    found: dict[str, Any] = _read(Path(folder))["about"]
     return found
 
 
@@ -143,7 +139,7 @@ def _place(builder: Builder) -> str:
     if isinstance(builder, str):
         find(builder, "builder")
         return builder
-    models = vars(import_module(builder.__module__)).get("MODELS", {})
+    models = vars(sys.modules[builder.__module__]).get("MODELS", {})
     key = next((name for name, own in models.items() if own is builder), None) if isinstance(models, dict) else None
     place = place_of(builder, key)
     if place is None:
@@ -165,7 +161,9 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 def _build(builder: Callable[..., nn.Module], place: str, options: dict[str, Any]) -> nn.Module:
     try:
         return builder(**options)
-    except TypeError as error:
+    except SetstreamError:
+        raise
+    except Exception as error:  # a file may hold any value for any option
         raise ConfigurationError(f"{place} does not take these options ({options}): {error}") from error
 
 
@@ -181,7 +179,7 @@ def is_saved(folder: Path) -> bool:
     """Whether `save_pretrained` wrote this folder; a run's folder has a config.json of another kind."""
     try:
         return "builder" in json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
@@ -191,15 +189,18 @@ def _read(folder: Path) -> dict[str, Any]:
             raise ConfigurationError(f"{folder} holds no saved model: there is no {name}")
     try:
         config = json.loads((folder / CONFIG).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{folder / CONFIG} cannot be read: {error}") from error
-    if not isinstance(config, dict) or "builder" not in config:
+    if not isinstance(config, dict) or not isinstance(config.get("builder"), str):
         raise ConfigurationError(
             f"{folder / CONFIG} does not say who builds the model. If this is the folder of a training run, read it with "
-            "setstream.tasks.loading.trained_model and save that model with save_pretrained"
+            "setstream.tasks.loading.open_model and save that model with save_pretrained"
         )
-    if config.get("format", FORMAT) > FORMAT:
-        raise ConfigurationError(f"{folder} was written by a newer setstream (format {config['format']}): update setstream")
+    if config.get("format", FORMAT) != FORMAT:
+        raise ConfigurationError(f"{folder} was written by a newer setstream (format {config['format']!r}): update setstream")
+    config = {"options": {}, "about": {}} | config
+    if not isinstance(config["options"], dict) or not isinstance(config["about"], dict):
+        raise ConfigurationError(f"{folder / CONFIG} cannot be read: `options` and `about` are mappings")
     return config
 
 

@@ -28,14 +28,18 @@ Tensors = dict[str, Tensor]
 COUNT = "count"
 
 
-def empty(encoder: SetEncoder, batch: int, elements: Tensor) -> Tensors:
+def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | None = None) -> Tensors:
     """The tensors of `batch` sets without elements. `elements` (M, ...) shows what an element looks like; one will do.
+
+    chunks: "average" accepts a pool that is not consistent, whose chunks are averaged; otherwise it is a ConsistencyError.
 
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=4)).eval()
     >>> list(empty(encoder, 3, torch.zeros(1, 2)))
     ['pooled.numerator', 'pooled.normaliser', 'pooled.shift', 'pooled.error', 'count']
     """
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
     with torch.no_grad():
         features = encoder.phi(encoder.cast(elements[:1]))
         nothing = encoder.pool.empty(batch, features.device)

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from setstream.durable import whole_or_nothing
 from setstream.errors import StateFormatError
 from setstream.fingerprint import Origin, tensor_bytes
 from setstream.parts import Part
@@ -107,19 +106,12 @@ def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
 
 
 def write(state: State, path: Path) -> None:
-    """Write to a temporary file beside `path`, then rename: a crash leaves the old file or the new one."""
+    """Write the state to a file: a crash leaves the old file or the new one."""
     data = dump(state)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_or_nothing(path) as hidden:
+        hidden.write_bytes(data)
 
 
 def read(path: Path) -> tuple[dict[str, Part], Tensor, Origin | None]:

@@ -31,6 +31,7 @@ from setstream.errors import (
     StoreFullError,
     UnknownSetError,
 )
+from setstream.fingerprint import Origin
 from setstream.layout import Sets
 from setstream.model import SetModel
 from setstream.pool import named_tensors
@@ -63,7 +64,8 @@ class StateStore:
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
     place: a file, or the URL of a PostgreSQL database: postgresql://user@host/name.
-    wait:  seconds to wait for another process's transaction before giving up.
+    wait: seconds to wait for another process's transaction before giving up.
+    chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
 
     >>> import tempfile, torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
@@ -75,11 +77,14 @@ class StateStore:
     (150, torch.Size([1, 2, 1]))
     """
 
-    def __init__(self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0) -> None:
-        self.model = model
+    def __init__(
+        self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0, chunks: str | None = None
+    ) -> None:
+        self.model, self.chunks = model, chunks
         self.encoder: SetEncoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
+        self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
         self.rows = open_rows(place, wait)
         self._parsed: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
         self._parsed_bytes = 0
@@ -87,13 +92,14 @@ class StateStore:
         self._largest = 0.0  # of the encodings that the head is known to read
         at_forks(self)
         place = self.rows.place
-        fingerprint = self.encoder.empty(1).fingerprint
-        known = self.rows.remember({"version": str(VERSION), "fingerprint": str(fingerprint)})
+        origin = Origin(self.encoder)
+        fingerprint = origin.fingerprint
+        known = self.rows.remember({"version": str(VERSION), "fingerprint": fingerprint})
         if known and not {"version", "fingerprint"} <= set(known):
             raise StoreError(f"{place}: is a database, and no store of states")
         if known and known["version"] != str(VERSION):
             raise StoreError(f"{place}: was written by a newer setstream (version {known['version']} of the store)")
-        if known and known["fingerprint"] != fingerprint:
+        if known and not Origin(None, known["fingerprint"]).same_as(origin):
             raise MismatchError(
                 f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
                 f"({fingerprint}): load the weights that made them, or begin a new store in another place"
@@ -130,10 +136,14 @@ class StateStore:
         count, size = self._columns(id, "count, LENGTH(state)")
         return int(count), int(size)
 
-    @torch.no_grad()
     def predict(self, id: str) -> Any:
         """What the model says about a set now: the head's output, or z of an encoder alone."""
-        return self.model.finalize(self.get(id))
+        return self.finalize(self.get(id))
+
+    @torch.no_grad()
+    def finalize(self, state: State) -> Any:
+        """What the model says about a state of this store."""
+        return self.model.finalize(state, chunks=self.chunks)
 
     def forget(self, id: str) -> bool:
         """Drop a set; says whether it was there."""
@@ -208,6 +218,8 @@ class StateStore:
                 if part.origin is not origin or len(part) != 1:
                     self.check(part)
                 before = None if change.replace else state_of(name)
+                if before is not None and int(before.count) and int(part.count) and self._one_chunk:
+                    raise self.encoder.pool.inconsistent()
                 whole = part if before is None else before + part
                 count = int(whole.count)
                 if count > MOST_ELEMENTS:
@@ -300,7 +312,7 @@ class StateStore:
         if not seen:
             return
         try:
-            z = self.encoder.finalize(State.cat(seen))
+            z = self.encoder.finalize(State.cat(seen), chunks=self.chunks)
             largest = max(float(tensor.abs().max()) for _, tensor in named_tensors(z))
             finite = isfinite(largest)
             if finite and largest > self._largest and isinstance(self.model, SetModel):

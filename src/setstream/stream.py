@@ -41,6 +41,9 @@ class SetStream:
 
     Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
 
+    chunks: "average" lets a model that is not consistent average over the chunks that it is fed; otherwise its second chunk is
+            a ConsistencyError.
+
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
     >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
@@ -56,8 +59,8 @@ class SetStream:
     tensor([50])
     """
 
-    def __init__(self, model: SetModel) -> None:
-        self.model = model
+    def __init__(self, model: SetModel, *, chunks: str | None = None) -> None:
+        self.model, self.chunks = model, chunks
         with evaluating(model):
             #: What is known of the elements so far. Assign a loaded state to go on where another process stopped.
             self.state: State = model.encoder.empty(1)
@@ -80,23 +83,23 @@ class SetStream:
         state = other.state if isinstance(other, SetStream) else other
         with evaluating(self.model):
             self.model.encoder.check_state(state)
+            if isinstance(other, SetStream) and other._new():
+                return
             if bool(state.count.any()):
-                self.model.finalize(state)  # what cannot be read alone would be read never more
-        if isinstance(other, SetStream) and other._new():
-            return
-        self.state = state if self._new() else self.state + state
+                self.model.finalize(state, chunks=self.chunks)  # what cannot be read alone would never be read again
+            self.state = state if self._new() else self.model.encoder.merge(self.state, state, chunks=self.chunks)
 
     def predict(self) -> Any:
         """The model's output for everything seen so far."""
         with evaluating(self.model):
-            return self.model.finalize(self.state)
+            return self.model.finalize(self.state, chunks=self.chunks)
 
     def _new(self) -> bool:
         return self.state is self._first
 
     def _after(self, state: State | None, chunk: Sets, mask: Tensor | None) -> State:
         with evaluating(self.model):
-            return self.model.encoder.update(state, chunk, mask)
+            return self.model.encoder.update(state, chunk, mask, chunks=self.chunks)
 
     def __repr__(self) -> str:
         return f"SetStream(count={self.state.count.tolist()})"

@@ -35,5 +35,5 @@ def load_weights(model: nn.Module, path: Path) -> None:
     try:
         found: dict[str, Tensor] = load_file(path)
         model.load_state_dict(found)
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, SafetensorError, OSError) as error:
         raise ConfigurationError(f"the weights in {path} are not those of this model: {error}") from error

@@ -157,6 +157,15 @@ def test_cross_validation_resumes_and_averages(tmp_path):
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
 
 
+def test_cross_validation_of_one_split_is_an_error(tmp_path):
+    """Every fold would be the same run, and the interval over them would say nothing."""
+    options = ["--out", str(tmp_path / "runs"), "-o", "task.split=split.csv"]
+    code, error = code_of("crossval", "mil", "deepsets", *options)
+    assert code == 2
+    assert "every fold would be the same run. Leave it out to cross-validate" in " ".join(error.split())
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_run_for_each_combination(tmp_path):
     text = """
     [[runs]]

@@ -1,6 +1,7 @@
 """`setstream slides`: patches, features, heat maps, Camelyon16's labels."""
 
 import csv
+import tracemalloc
 
 import h5py
 import numpy as np
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import setstream as ss
 from setstream.cli.app import app
+from setstream.cli.slides import write_table
 from setstream.data.slides import write_slide
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.mil.models import MODELS
@@ -130,7 +132,7 @@ def test_a_heat_map_of_a_run(job, tmp_path):
     Trainer(Lesions(), config, tmp_path / "run", shown=False).run()
     tables = {}
     for kind in ("csv", "parquet", "h5"):
-        arguments = ("--features", features / "s0.h5", "--table", kind, "--chunk-size", 7)
+        arguments = ("--features", features / "s0.h5", "--table", kind, "--chunk-size", 7, "--trust", f"{__name__}:Lesions")
         said = call("heatmap", tmp_path / "run", folder / "s0.tif", "--out", tmp_path / "maps", *arguments)
         assert "p = 0." in said
     with Image.open(tmp_path / "maps" / "s0.png") as picture:
@@ -160,6 +162,24 @@ def test_a_heat_map_straight_from_the_slide(job, tmp_path):
     with (tmp_path / "s1.csv").open() as file:
         total = sum(float(row["attention"]) for row in csv.DictReader(file))
     assert total == pytest.approx(1.0, abs=1e-5)
+
+
+def test_only_the_score_that_is_drawn_is_computed(job, tmp_path):
+    folder, _, features = job
+    arguments = ("--features", features / "s0.h5", "--score", "attention")
+    call("heatmap", f"{__name__}:reads_features", folder / "s0.tif", "--out", tmp_path, *arguments)
+    assert (tmp_path / "s0.csv").read_text().splitlines()[0] == "x,y,attention"
+
+
+def test_tables_are_written_in_constant_memory(tmp_path):
+    columns = {name: np.random.default_rng(0).random(100_000) for name in ("x", "y", "evidence")}
+    tracemalloc.start()
+    write_table(tmp_path / "t.csv", columns, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6  # all numbers as Python objects are 9.6e6
+    written = np.loadtxt(tmp_path / "t.csv", delimiter=",", skiprows=1)
+    np.testing.assert_array_equal(written, np.stack(list(columns.values()), 1))
 
 
 def test_labels_of_camelyon16(tmp_path):

@@ -41,10 +41,10 @@ def write(folder: Path) -> None:
         for name in encoders.POOLS:
             encoder = encoders.build(name)
             encoder.phi[0].fit([encoders.elements(3)[0]])
-            state = encoder.update(encoder.update(None, encoders.elements(1)), encoders.elements(2))
+            state = encoder.update(None, encoders.elements(1)) + encoder.update(None, encoders.elements(2))
             state.save(folder / "states" / f"{name}.safetensors")
             save_file(encoder.state_dict(), folder / "states" / f"{name}.weights.safetensors")
-            z = encoder.finalize(state)
+            z = encoder.finalize(state, chunks="average")
             answers |= {f"states/{name}/{k}": v for k, v in z.items()} if isinstance(z, dict) else {f"states/{name}": z}
 
         model = encoders.model()

@@ -25,8 +25,8 @@ from setstream.data import (
     ZarrSource,
     open_source,
 )
-from setstream.data.ahead import read_ahead
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.prefetch import read_ahead
 
 X = np.random.default_rng(0).standard_normal((257, 6)).astype(np.float32)
 

@@ -1,8 +1,10 @@
 """Models in folders: built again from config.json, never by code that a file chose."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import setstream as ss
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn import SetClassifier
 from setstream.tasks.clustering import Clustering
-from setstream.tasks.loading import open_model
+from setstream.tasks.loading import SavedRun, open_model, read_run
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.task import Mil
 from tests.integrations.builders import build, build_encoder
@@ -121,7 +123,7 @@ def test_what_cannot_be_described_or_read_is_said(tmp_path, monkeypatch):
         with pytest.raises(ConfigurationError, match="no part of setstream"):
             ss.SetModel.from_pretrained(tmp_path / "b")
     config.write_text(json.dumps({"task": "clustering", "model": "deepsets"}))
-    with pytest.raises(ConfigurationError, match="trained_model"):
+    with pytest.raises(ConfigurationError, match="open_model"):
         ss.SetModel.from_pretrained(tmp_path / "b")
     config.write_text(json.dumps({"builder": f"{HERE}:build", "format": 99}))
     with pytest.raises(ConfigurationError, match="newer setstream"):
@@ -138,3 +140,163 @@ def test_what_cannot_be_described_or_read_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'setstream\[hub\]'"):
         ss.SetModel.from_pretrained("someone/else")
+
+
+# -- a file may name what is ours, and nothing else -------------------------------------------------------------------------
+
+MIL = "setstream.tasks.mil.models:MODELS[deepsets]"
+
+
+def hostile(mark):
+    """Options that would run a command if a file could choose the backbone."""
+    return {"backbone": "subprocess:getoutput", "backbone_options": {"cmd": f"touch {mark}"}}
+
+
+def saved_folder(folder, builder, options):
+    Mil(bags=Bags([torch.randn(5, 3) for _ in range(20)], torch.arange(20) % 2)).build("deepsets").save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"builder": builder, "options": options}))
+
+
+def run_folder(folder, **options):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"task": "mil", "model": "deepsets"} | options))
+    (folder / "result.json").write_text(json.dumps({"metrics": {}, "step": 1, "seconds": 1.0}))
+    return folder
+
+
+def test_a_saved_models_options_run_nothing(tmp_path):
+    saved_folder(tmp_path / "bags", MIL, hostile(tmp_path / "mark"))
+    for opened in (ss.SetModel.from_pretrained, lambda place: open_model(str(place))):
+        with pytest.raises(ConfigurationError, match="names the backbone 'subprocess:getoutput', which is no part"):
+            opened(tmp_path / "bags")
+    with pytest.raises(ConfigurationError, match="names the backbone"):  # who builds it is one question, what it takes another
+        ss.SetModel.from_pretrained(tmp_path / "bags", builder=MIL)
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "builder",
+    ["setstream.cli.__main__:MODELS[x]", "setstream.report:import_module", "setstream.places:OURS", "tests.evil:MODELS[x]"],
+)
+def test_a_saved_models_builder_is_an_entry_of_a_known_registry(tmp_path, builder):
+    saved_folder(tmp_path / "bags", builder, {})
+    with pytest.raises(ConfigurationError, match="no part of setstream"):
+        ss.SetModel.from_pretrained(tmp_path / "bags")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"task": "subprocess:getoutput", "task_options": {"cmd": "touch mark"}},
+        {"task": "tests.integrations.builders:Marks"},
+        {"task_options": {"data": "musk1"}, "model_options": hostile("mark")},
+        {"task": "other-classes", "model": "linear", "model_options": hostile("mark")},
+    ],
+)
+def test_a_run_folders_options_run_nothing(tmp_path, monkeypatch, options):
+    monkeypatch.chdir(tmp_path)
+    bags = Bags([torch.randn(5, 3) for _ in range(20)], torch.arange(20) % 2)
+    monkeypatch.setattr("setstream.tasks.mil.task.classic", lambda name: bags)
+    monkeypatch.setattr("setstream.tasks.mil.needles.splits", dict)
+    folder = run_folder(tmp_path / "run", **options)
+    with pytest.raises(ConfigurationError, match="no part of setstream"):
+        open_model(str(folder))
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate", "run"],
+        ["encode", "run", "run", "--out", "z.parquet"],
+        ["serve", "run"],
+        ["slides", "heatmap", "run", "slide.svs", "--features", "run", "--out", "m"],
+    ],
+)
+def test_no_command_runs_what_a_run_folder_names(tmp_path, monkeypatch, command):
+    from setstream.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    run_folder(tmp_path / "run", task="tests.integrations.builders:Marks")
+    monkeypatch.setattr("setstream.data.H5Source", lambda path: None)
+    monkeypatch.setattr("setstream.data.slides.read_grid", lambda path: None)
+    with pytest.raises(ConfigurationError, match=r"--trust tests.integrations.builders:Marks"):
+        app(list(command), standalone_mode=False)
+    with pytest.raises(RuntimeError, match="built"):  # named again, it is built
+        app([*command, "--trust", "tests.integrations.builders:Marks"], standalone_mode=False)
+
+
+def test_what_the_caller_names_again_is_used(tmp_path, monkeypatch):
+    """A backbone of one's own: in Python as it is; from a file, when it is named again."""
+    bags = Bags([torch.rand(4, 3, 5, 5) for _ in range(20)], torch.arange(20) % 2)
+    options = {"backbone": f"{HERE}:flat", "backbone_options": {"side": 5}}
+    model = Mil(bags=bags).build("deepsets", **options).eval()
+    x = bags.bags[0].unsqueeze(0)
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ConfigurationError, match="names the backbone"):
+        ss.SetModel.from_pretrained(tmp_path / "saved")
+    again = ss.SetModel.from_pretrained(tmp_path / "saved", trust=[f"{HERE}:flat"])
+    assert torch.equal(again(x), model(x))
+    again.save_pretrained(tmp_path / "second")  # a model from a file knows how it was built
+    assert torch.equal(open_model(str(tmp_path / "second"), trust=[f"{HERE}:flat"])(x), model(x))
+    monkeypatch.setattr("setstream.tasks.mil.task.classic", lambda name: bags)
+    folder = run_folder(tmp_path / "run", model_options=options)
+    (folder / "model.safetensors").write_bytes((tmp_path / "saved" / "model.safetensors").read_bytes())
+    assert torch.equal(open_model(str(folder), trust=[f"{HERE}:flat"])(x), model(x))
+    assert torch.equal(SavedRun(folder, read_run(folder), [f"{HERE}:flat"]).model()(x), model(x))
+    with pytest.raises(ConfigurationError, match="named package.module:name"):
+        open_model(str(folder), trust=["flat"])
+    with pytest.raises(ConfigurationError, match="names the backbone"):  # what is trusted is that, and nothing near it
+        open_model(str(folder), trust=[f"{HERE}:other"])
+
+
+def test_a_saved_model_needs_no_other_file_of_weights(tmp_path):
+    """Its folder has all weights: what the backbone began with is neither needed nor read."""
+    bags = Bags([torch.rand(4, 3, 8, 8) for _ in range(20)], torch.arange(20) % 2)
+    start = Mil(bags=bags).build("deepsets", backbone="small", backbone_options={"width": 8}).eval()
+    start.save_pretrained(tmp_path / "first")
+    weights = tmp_path / "first" / "model.safetensors"
+    options = {"backbone": "small", "backbone_options": {"width": 8}, "weights": str(weights)}
+    model = Mil(bags=bags).build("deepsets", **options).eval()
+    model.save_pretrained(tmp_path / "second")
+    weights.unlink()
+    x = bags.bags[0].unsqueeze(0)
+    assert torch.equal(ss.SetModel.from_pretrained(tmp_path / "second")(x), model(x))
+
+
+DAMAGED = ["[1]", "{}", '{"builder": 5}', '{"builder": null, "options": {}}', "[" * 100_000, "\udc80"]
+DAMAGED += [json.dumps({"builder": MIL} | own) for own in ({"options": [1]}, {"format": "x"}, {"about": 3})]
+DAMAGED += [
+    json.dumps({"builder": MIL, "options": own})
+    for own in ({"in_dim": -5}, {"in_dim": 10**30}, {"in_dim": {}}, {"dropout": 7}, {"widths": "x"})
+]
+
+
+@pytest.mark.parametrize("config", DAMAGED)
+def test_a_damaged_config_is_our_error(tmp_path, config):
+    saved_folder(tmp_path, MIL, {})
+    (tmp_path / "config.json").write_bytes(config.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigurationError):
+        ss.SetModel.from_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError):
+        open_model(str(tmp_path))
+
+
+def test_the_list_of_what_a_file_may_name_is_ours():
+    from setstream.places import OURS
+    from setstream.tasks import TASKS
+
+    assert {place for place in OURS if not place.endswith("[]")} == set(TASKS.values())
+    package = Path(ss.__file__).parent
+    for place in OURS:
+        module = package.parent / place.partition(":")[0].replace(".", "/")
+        assert module.is_dir() or module.with_suffix(".py").is_file()
+    # One module imports what options name; the others import what their own text says.
+    callers = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", getattr(node.func, "attr", "")) in ("import_module", "__import__")
+    }
+    assert callers <= {"places.py", "pretrained.py", "data/files.py", "integrations/__init__.py", "report/__init__.py"}, callers

@@ -142,10 +142,11 @@ def run(name, sets, seed):
     state = encoder.empty(sets)
     removals = refused = 0
     can_lose = True
+    chunked = None if encoder.pool.consistent else "average"
     for step in range(STEPS):
         x, mask = elements(sets, generator)
         gains = torch.rand(sets, generator=generator) < (1.0 if step < 2 else 0.5)
-        state = encoder.update(state, x, mask & gains[:, None])
+        state = encoder.update(state, x, mask & gains[:, None], chunks=chunked)
         chunks.append((x, mask))
         weights = torch.cat([weights, gains.double()[:, None]], 1)
         if not can_lose or step < 1:
@@ -191,7 +192,7 @@ def run(name, sets, seed):
         rows, scale = (own[left] for own in wanted[key])
         error = torch.linalg.vector_norm(value[left] - rows, dim=-1)
         worst = max(worst, float((error / scale.clamp(min=1e-300)).max()))
-    for _, z in named_tensors(encoder.finalize(state)):
+    for _, z in named_tensors(encoder.finalize(state, chunks=chunked)):
         assert z.isfinite().all()
     return worst, removals, refused
 

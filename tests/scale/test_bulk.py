@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.data import ArraySource, ParquetSets, SetDataset, tables
+from setstream.data import ArraySource, NpySource, ParquetSets, SetDataset, tables
 from setstream.data.tables import Ids
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.scale import bulk, ray
@@ -364,6 +364,7 @@ def test_the_command_line_encodes(tmp_path):
     done = subprocess.run([*command, "--skip-bad"], capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert "skipped" in done.stdout
+    assert "3 sets, 1 skipped" in done.stdout
     rows = rows_of(tmp_path / "o.parquet")
     assert {name: row["count"] for name, row in rows.items()} == {"x": 50, "y": 0, "z": 7}
     assert len(rows["x"]["y"]) == 4 + 8 + 8  # weights, means and scales of four components
@@ -393,3 +394,123 @@ def test_two_ranks_agree_with_the_local_engine(tmp_path):
         z = torch.load(tmp_path / f"z{rank}.pt")
         for own, name in zip(z, SIZES, strict=True):
             np.testing.assert_allclose(rows[name]["z"], own.flatten().numpy(), rtol=1e-4, atol=1e-5)
+
+
+# -- sets that are left out -------------------------------------------------------------------------------------------
+
+
+def write_bad_table(folder):
+    """Sets a, d, e in three files of two row groups each: NaN in d; in the third, one row group's features are damaged."""
+    folder.mkdir()
+    for number, name in enumerate(("a", "d", "e")):
+        x = arrays()[name].clone()
+        if name == "d":
+            x[30] = float("nan")
+        features = pa.FixedSizeListArray.from_arrays(pa.array(x.numpy().ravel()), 4)
+        path = folder / f"{number}.parquet"
+        options = {"use_dictionary": ["set_id"], "compression": "NONE", "write_statistics": False}
+        pq.write_table(
+            pa.table({"set_id": [name] * len(x), "features": features}), path, row_group_size=(len(x) + 1) // 2, **options
+        )
+    start = pq.ParquetFile(path).metadata.row_group(1).column(1).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 8] = b"\xff" * 8  # the header of a page
+    path.write_bytes(content)
+    (folder / "3.parquet").write_bytes(b"PAR1 cut off")
+    return ParquetSets(folder)
+
+
+def bad_files():
+    x = arrays()
+    bad = x["d"].clone()
+    bad[30] = float("nan")
+    return SetDataset([ArraySource(x["a"], id="a"), ArraySource(bad, id="d")])
+
+
+def test_bad_sets_of_a_table_are_left_out_on_request_and_named(tmp_path):
+    table = write_bad_table(tmp_path / "table")
+    with pytest.raises(DataError, match=r"3\.parquet: cannot be read"):
+        encode_sets(make(), table, tmp_path / "out.parquet")
+    with pytest.raises(DataError, match=r"1\.parquet, row group 1, set 'd': 1 of 23 elements hold NaN"):
+        encode_sets(make(), ParquetSets(tmp_path / "table" / "1.parquet"), tmp_path / "other.parquet")
+    problems = []
+    assert encode_sets(make(), table, tmp_path / "out.parquet", on_bad=problems.append) == 1
+    assert_right(rows_of(tmp_path / "out.parquet"), ("a",))
+    assert len(problems) == 3
+    assert any("3.parquet" in text and "none of its rows are used" in text for text in problems)
+    assert any("1.parquet, row group 1, set 'd'" in text and "NaN" in text for text in problems)
+    assert any("set 'e'" in text and "2.parquet, row group 1" in text for text in problems)
+
+
+def test_rows_of_unknown_sets_are_reported_with_their_place(tmp_path):
+    """The column of ids is damaged, too: which sets lack rows cannot be known, where they lay can."""
+    table = write_bad_table(tmp_path / "table")
+    path = tmp_path / "table" / "2.parquet"
+    content = bytearray(path.read_bytes())
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).dictionary_page_offset
+    content[start : start + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    problems = []
+    assert encode_sets(make(), table, tmp_path / "out.parquet", on_bad=problems.append) == 2
+    assert rows_of(tmp_path / "out.parquet")["e"]["count"] == 60  # what is there
+    assert any("2.parquet, row group 1" in text and "sets with rows there lack them" in text for text in problems)
+
+
+def test_ray_leaves_out_bad_sets_and_names_them(tmp_path):
+    table, problems = write_bad_table(tmp_path / "table"), []
+    assert encode_sets(make(), table, tmp_path / "t.parquet", engine="ray", workers=2, on_bad=problems.append) == 1
+    assert_right(rows_of(tmp_path / "t.parquet"), ("a",))
+    assert len(problems) == 3
+    assert any("1.parquet, row group 1, set 'd'" in text and "NaN" in text for text in problems)
+    assert any("set 'e'" in text and "2.parquet, row group 1" in text for text in problems)
+
+
+def test_ray_leaves_out_bad_files_and_names_them(tmp_path, monkeypatch):
+    """The engine's rounds and journal, without a cluster."""
+
+    def local_sums(encoder, data, work, workers, chunk_size):
+        for share in work:
+            yield from absorb(encoder, share, chunk_size)
+
+    monkeypatch.setattr(ray, "ray_states", local_sums)
+    monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
+    (tmp_path / "cut.npy").write_bytes(b"cut off")
+    data = SetDataset([*bad_files().sources, NpySource(tmp_path / "cut.npy")])
+    with pytest.raises(DataError, match="cut.npy: cannot be read"):
+        encode_sets(make(), data, tmp_path / "f.parquet", engine="ray")
+    with pytest.raises(DataError, match="d: 1 of 47 elements hold NaN"):
+        encode_sets(make(), data[:2], tmp_path / "g.parquet", engine="ray")
+    problems = []
+    assert encode_sets(make(), data, tmp_path / "f.parquet", engine="ray", on_bad=problems.append) == 1
+    assert_right(rows_of(tmp_path / "f.parquet"), ("a",))
+    assert ["cut.npy" in problems[0], "d: 1 of 47" in problems[1]] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["files", "table"])
+def test_a_job_that_goes_on_remembers_what_was_left_out(tmp_path, monkeypatch, kind):
+    class Stop(Exception):
+        pass
+
+    def stop(elements, done):
+        if done >= (347 if kind == "table" else 2):
+            raise Stop
+
+    monkeypatch.setattr(bulk, "COMMIT_ROWS", 1)
+    if kind == "table":
+        write_bad_table(tmp_path / "table")
+        for name in ("2", "3"):
+            (tmp_path / "table" / f"{name}.parquet").unlink()
+        more = pa.FixedSizeListArray.from_arrays(pa.array(arrays()["e"].numpy().ravel()), 4)
+        pq.write_table(pa.table({"set_id": ["e"] * 120, "features": more}), tmp_path / "table" / "9.parquet", row_group_size=60)
+        data = ParquetSets(tmp_path / "table")
+    else:
+        data = SetDataset([*bad_files().sources, ArraySource(arrays()["e"], id="e")])
+    first, second = [], []
+    with pytest.raises(Stop):
+        encode_sets(make(), data, tmp_path / "out.parquet", on_bad=first.append, progress=stop)
+    assert len(first) == 1
+    with pytest.raises(DataError, match=r"an earlier run left out sets, like: .*NaN.*--skip-bad"):
+        encode_sets(make(), data, tmp_path / "out.parquet")
+    assert encode_sets(make(), data, tmp_path / "out.parquet", on_bad=second.append) == 2
+    assert second == first
+    assert_right(rows_of(tmp_path / "out.parquet"), ("a", "e"))

@@ -40,9 +40,9 @@ def client(tmp_path):
 
 
 @contextmanager
-def listening(place, **options):
+def listening(place, connections=4096, host="127.0.0.1", **options):
     """A server on a port of this machine, in a thread of this process; gives it and its address."""
-    server = make_server(ss.StateStore(place, make()), Options(**options))
+    server = make_server(ss.StateStore(place, make()), Options(**options), connections=connections, host=host)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -66,11 +66,11 @@ class Server:
         for line in self.process.stderr:
             self.lines.append(line)
             if "running on" in line:
-                self.port = int(json.loads(line)["event"].split("127.0.0.1:")[1].split(" ")[0])
+                self.port = int(json.loads(line)["event"].rpartition(":")[2].split(" ")[0])
                 break
         else:
             raise AssertionError("".join(self.lines))
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = json.loads(line)["event"].split(" ")[2]
 
     def stop(self, number=signal.SIGTERM):
         """Signal it, and wait; gives its exit code and the rest of its log."""

@@ -1,7 +1,10 @@
 """Every verb over HTTP, and what bad input is told."""
 
+import asyncio
+import contextlib
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +12,10 @@ import torch
 from fastapi.testclient import TestClient
 
 import setstream as ss
+import setstream.serve.service
 from setstream.serve import Options, create_app
+from setstream.serve.service import Service
+from setstream.tasks.loading import open_model
 from tests.serve.conftest import make, serving
 from tests.serve.test_bodies import ARROW, NPY, arrow, listed, npy
 
@@ -236,7 +242,9 @@ def test_openapi_has_examples(client):
     assert post["requestBody"]["content"]["application/json"]["examples"]
     assert {"400", "401", "403", "408", "413", "415", "422"} <= set(post["responses"])
     models = schema["components"]["schemas"]
-    assert all("examples" in models[name] for name in ("Prediction", "SetInfo", "Problem", "MergeFrom", "Model"))
+    assert all("examples" in models[name] for name in ("Prediction", "SetInfo", "Problem", "Model"))
+    merge = schema["paths"]["/sets/{id}/merge"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert merge["examples"] == [{"from": "customer-7-phone"}]
 
 
 def test_a_watcher_sees_every_last_state(client):
@@ -266,6 +274,115 @@ def test_a_watcher_is_told_only_what_is_new(client):
             assert client.put("/sets/a/state", content=state, headers=STATE).json()["count"] == 1
         add(client, "a", np.ones((1, 3)))
         assert socket.receive_json()["count"] == 2
+
+
+def test_many_watchers_of_a_set_are_one_computation(tmp_path, monkeypatch):
+    asked = []
+    predict = Service.predict
+
+    async def counted(self, id):
+        asked.append(id)
+        await asyncio.sleep(0.05)
+        return await predict(self, id)
+
+    monkeypatch.setattr(Service, "predict", counted)
+    with serving(tmp_path / "s.db") as client, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(client.websocket_connect("ws://localhost/sets/a/live")) for _ in range(20)]
+        assert {socket.receive_json()["count"] for socket in sockets} == {0}
+        asked.clear()
+        for count in (1, 2, 3):
+            add(client, "a", np.ones((1, 3)))
+            assert {socket.receive_json()["count"] for socket in sockets} == {count}
+        assert len(asked) <= 6  # a change while one is computed is one more
+
+
+def test_a_set_without_elements_predicts_or_says_why_not(tmp_path):
+    torch.manual_seed(0)
+    unknown = ss.SetEncoder(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2, 8)), ss.DeepSets())  # phi tells no width
+    models = {"deepsets": 200, "umbc+set-transformer": 200, "unknown": 422}
+    for name, status in models.items():
+        model = ss.SetModel(unknown, torch.nn.Linear(8, 1)).eval() if name == "unknown" else open_model(name)
+        app = create_app(ss.StateStore(tmp_path / f"{name}.db", model))
+        with TestClient(app, "http://localhost", raise_server_exceptions=False) as client:
+            assert client.post("/sets/a/elements", json={"elements": []}).json() == {"id": "a", "count": 0}
+            answer = client.get("/sets/a/prediction")
+            assert answer.status_code == status
+            assert status == 200 or "Add an element first" in answer.json()["detail"]
+            add(client, "a", [[0.0, 1.0]])
+            assert client.get("/sets/a/prediction").status_code == 200
+
+
+def test_a_merge_names_one_set_and_nothing_else(client):
+    headers = {"content-type": "application/json"}
+    many = json.dumps({f"k{number}": 0 for number in range(200_000)})
+    assert client.post("/sets/a/merge", content=many[: 2**16], headers=headers).status_code == 413
+    for body in (
+        "{}",
+        "[]",
+        "",
+        "{",
+        '{"from": 7}',
+        '{"from": "a", "k": 0}',
+        '{"from": "\\ud800"}',
+        '{"from": "\ud800"}',
+        "[" * 4000,
+    ):
+        content = body.encode("utf-8", "surrogatepass")
+        answer = client.post("/sets/a/merge", content=content, headers=headers)
+        assert answer.status_code == 422, answer.text
+        assert len(answer.content) < 4000
+
+
+def test_halves_of_characters_are_no_500(client):
+    def rename(fingerprint):
+        data = make().encoder.update(None, torch.randn(1, 7, 3)).to_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        text = json.dumps(header)
+        known = make().encoder.empty(1).fingerprint
+        assert known in text
+        changed = text.replace(known, fingerprint).encode()
+        return len(changed).to_bytes(8, "little") + changed + data[8 + size :]
+
+    for fingerprint in ("\\ud800", "\\\\ud800", "x" * 10_000):
+        answer = client.put("/sets/a/state", content=rename(fingerprint), headers=STATE)
+        assert answer.status_code in (409, 422), answer.text
+        assert len(answer.content) < 8000
+    for path in ("/sets/%ed%a0%80", "/sets?after=%ed%a0%80", "/sets/a%ed%a0%80/prediction"):
+        assert client.get(path).status_code < 500
+
+
+def test_a_store_that_hangs_is_unhealthy_soon_and_once(client, monkeypatch):
+    go, asked = threading.Event(), []
+    rows = client.app.api.state.service.store.rows
+    monkeypatch.setattr(setstream.serve.service, "PULSE", 0.2)
+    monkeypatch.setattr(rows, "query", lambda *_: (asked.append(1), go.wait(20), [(1,)])[2])
+    hanging = [threading.Thread(target=client.get, args=("/sets",)) for _ in range(4)]  # all threads that read
+    for thread in hanging:
+        thread.start()
+    for _ in range(3):
+        began = time.monotonic()
+        answer = client.get("/health")
+        assert answer.status_code == 503
+        assert time.monotonic() - began < 5
+    go.set()
+    for thread in hanging:
+        thread.join(20)
+    assert len(asked) <= 4 + 1
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_sets_that_another_server_began_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(setstream.serve.service, "RECOUNT", 0.1)
+    with serving(tmp_path / "s.db", max_sets=2) as one, serving(tmp_path / "s.db", max_sets=2) as two:
+        for id in "ab":
+            assert add(one, id, np.ones((1, 3))).status_code == 200
+        until = time.monotonic() + 15
+        while add(two, "c", np.ones((1, 3))).status_code != 403 and time.monotonic() < until:
+            assert two.delete("/sets/c").status_code == 204
+            time.sleep(0.05)
+        assert add(two, "c", np.ones((1, 3))).status_code == 403
+        assert one.get("/sets").json()["next"] is None
 
 
 def test_the_service_goes_on_where_it_was(tmp_path):

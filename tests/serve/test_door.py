@@ -146,7 +146,14 @@ def test_other_hosts_and_origins_are_refused(tmp_path):
             assert client.get("/sets", headers={"Host": host}).status_code == 421
         for host in ("localhost", "localhost:8000", "127.0.0.1:80", "[::1]:8000"):
             assert client.get("/sets", headers={"Host": host}).status_code == 200
-        for origin in ("http://evil.example", "null", "http://localhost.evil.example", "http://localhost:1234"):
+        for origin in (
+            "http://evil.example",
+            "null",
+            "http://localhost.evil.example",
+            "http://localhost:1234",
+            "http://[",
+            "http://[::1",
+        ):
             assert client.get("/sets", headers={"Origin": origin}).status_code == 403
         assert client.get("/sets", headers={"Origin": "http://localhost"}).status_code == 200
         with (

@@ -27,7 +27,7 @@ from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
 from setstream.tasks.documents.tokens import tokens_of
-from setstream.tasks.loading import trained_model
+from setstream.tasks.loading import SavedRun
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.stages import freeze, train_mode
 
@@ -428,8 +428,8 @@ def test_only_multiset_models_do_not_care_how_a_document_is_cut(task, name):
     def streamed(document, size):
         state = None
         for chunk in document[None].split(size, dim=1):
-            state = encoder.update(state, chunk)
-        return encoder.finalize(state).detach()
+            state = encoder.update(state, chunk, chunks="average")
+        return encoder.finalize(state, chunks="average").detach()
 
     documents = [task.tokens.document(number) for number in (0, 1, 2)]
     codes = [torch.cat([streamed(document, size) for document in documents]) for size in (1, 7, 100)]
@@ -637,7 +637,7 @@ def test_every_model_learns_through_the_trainer(task, folder, bert, tmp_path, na
         f"{kind}_f1{tuned}{end}" for kind in ("micro", "macro") for tuned in ("", "_tuned") for end in ("", "_low", "_high")
     }
     # Who knows no more than how frequent labels are loses 4 H(1/4) = 2.25 nats a document.
-    scores, truth = task.probabilities(trained_model(tmp_path, task, config), "test")
+    scores, truth = task.probabilities(SavedRun(tmp_path, config).model(task), "test")
     assert float(torch.nn.functional.binary_cross_entropy(scores, truth.float(), reduction="sum")) / len(truth) < 2.1
     assert metrics["micro_f1_low"] <= metrics["micro_f1"] <= metrics["micro_f1_high"]
 

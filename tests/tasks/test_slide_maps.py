@@ -89,6 +89,37 @@ def test_models_without_attention_score_elements_alone(name):
         torch.testing.assert_close(found.elements["evidence"], model(x[:, None])[:, 0].sigmoid())
 
 
+def test_a_head_of_attention_reads_one_slot_for_each_element():
+    """All slots of a bag with one element are equal; in chunks, not one by one, and only what is asked for."""
+    torch.manual_seed(0)
+    model = MODELS["umbc+set-transformer"](in_dim=6, widths=[8], num_slots=16).eval()
+    seen = []
+    model.head.register_forward_hook(lambda *_: seen.append("bag"))
+    model.head.decoder[0].register_forward_hook(lambda _, inputs, output: seen.append(tuple(inputs[0].shape)))
+    x = torch.randn(100, 6)
+    found = element_scores(model, ArraySource(x), chunk_size=50)
+    assert seen == [(1, 16, 8), "bag", (50, 1, 8), (50, 1, 8)]
+    with torch.no_grad():
+        torch.testing.assert_close(found.elements["alone"], model(x[:, None])[:, -1], rtol=1e-4, atol=1e-5)
+    seen.clear()
+    other = element_scores(model, ArraySource(x), chunk_size=50, scores=["attention"])
+    assert seen == [(1, 16, 8), "bag"]
+    assert set(other.elements) == {"attention"}
+    torch.testing.assert_close(other.elements["attention"], found.elements["attention"])
+    with pytest.raises(ConfigurationError, match="has no 'instance' scores; it has evidence, alone, attention"):
+        element_scores(model, ArraySource(x), scores=["instance"])
+
+
+@pytest.mark.parametrize("options", [{"slot_residual": True}, {"activation": "slot-sigmoid"}, {"norm_after": True}])
+def test_elements_alone_are_bags_of_one_whatever_the_pool(options):
+    torch.manual_seed(0)
+    model = MODELS["umbc+set-transformer"](in_dim=6, widths=[8], num_slots=4, heads=2, **options).double().eval()
+    x = torch.randn(70, 6, dtype=torch.float64)
+    found = element_scores(model, ArraySource(x), scores=["alone"])
+    with torch.no_grad():
+        torch.testing.assert_close(found.elements["alone"], model(x[:, None])[:, -1], rtol=1e-9, atol=1e-9)
+
+
 # -- features ---------------------------------------------------------------------------------------------------------
 
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from setstream.durable import locked
 from setstream.errors import ConfigurationError, NonFiniteError
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
-from setstream.training.checkpoint import Checkpoints
+from setstream.training.checkpoint import Checkpoints, weights_of
 from setstream.training.record import read_metrics
 
 
@@ -174,8 +175,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
-    trainer = Trainer(task(), config(), tmp_path, shown=False)
-    with trainer._lock(), pytest.raises(ConfigurationError, match="another process is training"):
+    with locked(tmp_path, "training"), pytest.raises(ConfigurationError, match="another process is training"):
         train(tmp_path)
 
 
@@ -272,3 +272,117 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
     assert json.loads((tmp_path / "two" / "result.json").read_text())["steps_timed"] == 4
     results = [json.loads((tmp_path / folder / "result.json").read_text())["metrics"]["nll"] for folder in ("one", "two")]
     assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+# -- a damaged checkpoint --------------------------------------------------------------------------------------------------
+
+
+def cut(name):
+    return lambda place: (place / name).write_bytes((place / name).read_bytes()[:-20])
+
+
+def flip(name):
+    def damage(place):
+        data = bytearray((place / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (place / name).write_bytes(data)
+
+    return damage
+
+
+DAMAGES = {
+    "weights cut short": cut("weights.safetensors"),
+    "optimizer cut short": cut("optimizer.pt"),
+    "optimizer empty": lambda place: (place / "optimizer.pt").write_bytes(b""),
+    "progress empty": lambda place: (place / "progress.json").write_text(""),
+    "progress is something else": lambda place: (place / "progress.json").write_text("[1]"),
+    "a file is missing": lambda place: (place / "optimizer.pt").unlink(),
+    "all files are missing": lambda place: [file.unlink() for file in place.iterdir()],
+    "a bit of the weights": flip("weights.safetensors"),
+    "a bit of the optimizer": flip("optimizer.pt"),
+    "checksums cut short": cut("checksums.json"),
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that was stopped after its checkpoints of steps 7 and 14, and one that was not."""
+    folder = tmp_path_factory.mktemp("stopped")
+    options = {"steps": 20, "model": "deepsets", "schedule": "constant"}
+    train(folder / "whole", **options)
+    train(folder / "run", **options)
+    shutil.rmtree(folder / "run" / "checkpoints" / "step-00000020")
+    for name in ("model.safetensors", "result.json"):
+        (folder / "run" / name).unlink()
+    train(folder / "earlier", **options | {"steps": 7})  # where the checkpoint of step 7 comes from
+    shutil.copytree(folder / "earlier" / "checkpoints" / "step-00000007", folder / "run" / "checkpoints" / "step-00000007")
+    return folder
+
+
+@pytest.mark.parametrize("version", ["now", "0.1"])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(stopped, tmp_path, name, version):
+    shutil.copytree(stopped / "run", tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    if version == "0.1":
+        if "checksums" in name or "bit" in name:
+            pytest.skip("0.1 wrote no checksums")
+        for place in checkpoints.iterdir():
+            (place / "checksums.json").unlink()
+    DAMAGES[name](checkpoints / "step-00000014")
+    assert weights_of(tmp_path / "run").parent.name == "step-00000007"
+    with pytest.warns(UserWarning, match="the checkpoint of step 14 is damaged, and kept as .*damaged-00000014"):
+        train(tmp_path / "run", steps=20, model="deepsets", schedule="constant")
+    assert_same_weights(weights(tmp_path / "run"), weights(stopped / "whole"))
+    assert Checkpoints(checkpoints).steps() == [14, 20]
+    assert Checkpoints(checkpoints).damaged() == {}
+
+
+def test_checkpoints_that_are_all_damaged_are_an_error_that_says_so(stopped, tmp_path):
+    shutil.copytree(stopped / "run", tmp_path / "run")
+    for place in (tmp_path / "run" / "checkpoints").iterdir():
+        cut("optimizer.pt")(place)
+    for _ in range(2):  # nothing is thrown away
+        with pytest.raises(ConfigurationError, match="no checkpoint is whole .*move it away to train from the beginning"):
+            train(tmp_path / "run", steps=20, model="deepsets", schedule="constant")
+    with pytest.raises(ConfigurationError, match="its checkpoints are damaged: the checksum of optimizer.pt does not match"):
+        weights_of(tmp_path / "run")
+
+
+def test_damaged_files_of_a_finished_run_are_our_errors(stopped, tmp_path):
+    for name in ("result.json", "config.json", "model.safetensors"):
+        shutil.copytree(stopped / "whole", tmp_path / name)
+        cut(name)(tmp_path / name)
+        with pytest.raises(ConfigurationError, match=name):
+            train(tmp_path / name, steps=20, model="deepsets", schedule="constant")
+
+
+# -- other systems ---------------------------------------------------------------------------------------------------------
+
+
+def test_training_and_estimators_without_fcntl(tmp_path):
+    """As on Windows: the lock is msvcrt's there."""
+    code = """
+import subprocess, sys, types
+import torch
+sys.modules["fcntl"] = None
+locks = sys.modules["msvcrt"] = types.ModuleType("msvcrt")
+locks.LK_NBLCK, locks.held = 2, []
+def locking(number, mode, size):
+    if locks.held:
+        raise OSError("held")
+    locks.held.append(mode)
+locks.locking = locking
+from setstream.integrations.sklearn import SetClassifier
+from setstream.errors import ConfigurationError
+from tests.training.test_trainer import train
+train(sys.argv[1] + "/a", steps=2, model="deepsets")
+assert locks.held == [2]
+try:
+    train(sys.argv[1] + "/b", steps=2, model="deepsets")
+except ConfigurationError as error:
+    print(error)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "another process is training in this folder" in done.stdout, done.stderr

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from setstream import __version__
-from setstream.cli.options import Builder, build_config
+from setstream.cli.options import AverageChunks, Builder, Trust, build_config
 from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
 from setstream.tasks.loading import build_task
@@ -76,7 +76,7 @@ def train(
     task: Annotated[str | None, typer.Argument(help="A task (`setstream tasks`), or package.module:Class.")] = None,
     model: Annotated[str | None, typer.Argument(help="A model of the task (`setstream models TASK`).")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/TASK-MODEL-SEED unless given.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Options in a TOML, YAML or JSON file; flags win over it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Your options in a TOML, YAML or JSON file; flags win over it.")] = None,
     steps: Annotated[int | None, typer.Option(help="Training steps.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sets in a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
@@ -155,11 +155,12 @@ def evaluate(
     option: Annotated[list[str] | None, typer.Option("-o", "--option", help="task.NAME=VALUE.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+    trust: Trust = None,
 ) -> None:
     """Test the model of a finished (or unfinished) run again."""
     from setstream.cli.evaluate import run_evaluate
 
-    run_evaluate(folder, option or [], device, as_json, console)
+    run_evaluate(folder, option or [], device, as_json, trust or [], console)
 
 
 @app.command(
@@ -182,8 +183,10 @@ def encode(
     set_column: Annotated[str | None, typer.Option(help="Of tables: the column of set ids.")] = None,
     columns: Annotated[str | None, typer.Option(help="Of tables: the feature columns, with commas between.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without sets that cannot be read; list them.")] = False,
+    chunks: AverageChunks = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     builder: Builder = None,
+    trust: Trust = None,
 ) -> None:
     """Encode sets in files: representations and predictions, one row a set, in constant memory."""
     from setstream.cli.encode import run_encode
@@ -202,8 +205,10 @@ def encode(
         set_column=set_column,
         columns=columns.split(",") if columns else None,
         skip_bad=skip_bad,
+        chunks=chunks,
         device=device,
         builder=builder,
+        trust=trust or [],
         console=console,
     )
 
@@ -222,6 +227,7 @@ def serve(
         typer.Option(help="A file (SQLite), or postgresql://... when several servers share them.", show_default="MODEL.db"),
     ] = None,
     builder: Builder = None,
+    trust: Trust = None,
     host: Annotated[str, typer.Option(help="Address to bind to; others than this machine only if told so.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[Path | None, typer.Option(help="Bearer tokens, one a line; or SETSTREAM_TOKENS.")] = None,
@@ -231,9 +237,10 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = 16 * 2**20,
     max_elements: Annotated[int, typer.Option(help="Elements of a request.", min=1)] = 100_000,
     max_sets: Annotated[int, typer.Option(help="Sets in the store.", min=1)] = 1_000_000,
-    connections: Annotated[int, typer.Option(help="Connections at a time.", min=1)] = 4096,
+    connections: Annotated[int, typer.Option(help="Connections at a time; at most half may be WebSockets.", min=1)] = 4096,
     grace: Annotated[int, typer.Option(help="Seconds that requests have to finish when it is stopped.", min=1)] = 30,
     threads: Annotated[int, typer.Option(help="Threads of the computation.", min=1)] = 1,
+    chunks: AverageChunks = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     log_level: Annotated[str, typer.Option(help="info, warning or error; a line a request at info.")] = "info",
 ) -> None:
@@ -244,6 +251,7 @@ def serve(
         model,
         states,
         builder=builder,
+        trust=trust or [],
         host=host,
         port=port,
         token_file=token_file,
@@ -254,6 +262,7 @@ def serve(
         connections=connections,
         grace=grace,
         threads=threads,
+        chunks=chunks,
         device=device,
         log_level=log_level,
         console=console,
@@ -284,12 +293,13 @@ def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="A folder for the page's pictures as files of their own.")] = None,
+    trust: Trust = None,
 ) -> None:
     """Turn finished runs into one self-contained HTML page."""
     from setstream.report import write_report
 
     with console.status("drawing"):
-        runs = write_report(folders, out, figures)
+        runs = write_report(folders, out, figures, trust or [])
     console.print(f"{len(runs)} runs: {out}", highlight=False)
 
 

@@ -17,8 +17,8 @@ from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
 
 
-def _skipped(problem: str, console: Console) -> None:
-    console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
+def _ignore(problem: str) -> None:
+    """What is wrong with a file is told when it is encoded."""
 
 
 def run_encode(
@@ -36,41 +36,50 @@ def run_encode(
     set_column: str | None,
     columns: list[str] | None,
     skip_bad: bool,
+    chunks: str | None,
     device: str,
     builder: str | None,
+    trust: list[str],
     console: Console,
 ) -> None:
     """Encode, and show elements a second."""
-    model = open_model(place, builder).to(choose_device(device))
+    model = open_model(place, builder, trust).to(choose_device(device))
     found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
+    skipped: list[str] = []
     if isinstance(found, SetDataset):
-        found, problems = found.check(skip_bad)
-        for problem in problems:
-            _skipped(problem, console)
+        found, skipped = found.check(skip_bad)
     total, unit = (
-        (len(found), "sets") if isinstance(found, SetDataset) else (sum(group.rows for group in found.groups()), "rows")
+        (len(found), "sets")
+        if isinstance(found, SetDataset)
+        else (sum(group.rows for group in found.groups(_ignore if skip_bad else None)), "rows")
     )
     began = time.monotonic()
     shown = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
-    with Progress(*shown, console=console) as bar:
-        row = bar.add_task("encoding", total=total, rate="")
+    try:
+        with Progress(*shown, console=console) as bar:
+            row = bar.add_task("encoding", total=total, rate="")
 
-        def show(elements: int, done: int) -> None:
-            rate = elements / max(time.monotonic() - began, 1e-9)
-            bar.update(row, completed=done, rate=f"{done:,} {unit}, {elements:,} elements, {rate:,.0f}/s")
+            def show(elements: int, done: int) -> None:
+                rate = elements / max(time.monotonic() - began, 1e-9)
+                bar.update(row, completed=done, rate=f"{done:,} {unit}, {elements:,} elements, {rate:,.0f}/s")
 
-        count = encode_sets(
-            model,
-            found,
-            out,
-            what=what,
-            states=states,
-            update=update,
-            chunk_size=chunk_size,
-            engine=engine,
-            progress=show,
-            ray_address=ray_address,
-            workers=workers,
-            on_bad=(lambda problem: _skipped(problem, console)) if skip_bad else None,
-        )
-    console.print(f"{count} sets: {out}", highlight=False)
+            count = encode_sets(
+                model,
+                found,
+                out,
+                what=what,
+                states=states,
+                update=update,
+                chunk_size=chunk_size,
+                engine=engine,
+                progress=show,
+                ray_address=ray_address,
+                workers=workers,
+                chunks=chunks,
+                on_bad=skipped.append if skip_bad else None,
+            )
+    finally:  # also of a run that ends early
+        for problem in skipped:
+            console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
+    left_out = f", {len(skipped)} skipped" if skipped else ""
+    console.print(f"{count} sets{left_out}: {out}", highlight=False)

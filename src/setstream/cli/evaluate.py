@@ -13,21 +13,22 @@ from rich.table import Table
 
 from setstream.cli.options import assignments, merge
 from setstream.errors import ConfigurationError
-from setstream.tasks.loading import build_task, read_run, trained_model
+from setstream.tasks.loading import SavedRun, build_task, read_run
 from setstream.training.config import TrainConfig
 from setstream.training.crossval import cross_validate, summarise
 from setstream.training.processes import choose_device
 
 
-def run_evaluate(folder: Path, options: list[str], device: str, as_json: bool, console: Console) -> None:
+def run_evaluate(folder: Path, options: list[str], device: str, as_json: bool, trust: list[str], console: Console) -> None:
     """Test the model of a run, perhaps on other data of the same task."""
     chosen = read_run(folder)
     changes = assignments(options)
     if set(changes) - {"task_options"}:
         raise ConfigurationError(f"only task.NAME=VALUE can be changed when testing; got {sorted(changes)}")
     chosen = dataclasses.replace(chosen, task_options=merge(chosen.task_options, changes.get("task_options", {})))
-    task = build_task(chosen)
-    model = trained_model(folder, task, chosen).to(choose_device(device))
+    run = SavedRun(folder, chosen, trust)
+    task = run.task()
+    model = run.model(task).to(choose_device(device))
     with torch.no_grad():
         found = task.evaluate(model)
     if as_json:

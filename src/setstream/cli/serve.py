@@ -20,6 +20,7 @@ def run_serve(
     states: str | None,
     *,
     builder: str | None,
+    trust: list[str],
     host: str,
     port: int,
     token_file: Path | None,
@@ -30,6 +31,7 @@ def run_serve(
     connections: int,
     grace: int,
     threads: int,
+    chunks: str | None,
     device: str,
     log_level: str,
     console: Console,
@@ -59,10 +61,10 @@ def run_serve(
         max_waiting=max(16 * max_body, 256 * 2**20),
     )
     torch.set_num_threads(threads)
-    network = open_model(model, builder).to(choose_device(device))
+    network = open_model(model, builder, trust).to(choose_device(device))
     with listen(host, port) as socket:
         try:
-            opened = StateStore(states or states_of(model), network)
+            opened = StateStore(states or states_of(model), network, chunks=chunks)
         except MismatchError as error:  # the store's own words have no password in them
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
         server = make_server(opened, options, name=model, connections=connections, grace=grace, host=host, log_level=log_level)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from setstream.cli.options import Builder
+from setstream.cli.options import Builder, Trust
 from setstream.errors import ConfigurationError, DataError
 
 app = typer.Typer(
@@ -22,6 +22,8 @@ app = typer.Typer(
     add_completion=False,
 )
 console = Console()
+# Rows of a table that are written at a time.
+ROWS = 4096
 
 Slides = Annotated[Path, typer.Argument(help="A slide, or a folder that holds some.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without slides that cannot be read; list them.")]
@@ -137,16 +139,19 @@ def heatmap(
         Path | None, typer.Option("--features", help="The slide's file of features; without it the model reads patches.")
     ] = None,
     patches: Annotated[Path | None, typer.Option(help="The slide's file of patches, where the model reads patches.")] = None,
-    score: Annotated[str, typer.Option(help="What is drawn: evidence, attention, alone or instance.")] = "evidence",
+    score: Annotated[
+        str, typer.Option(help="What is drawn: evidence, attention, alone or instance. The table has it; with evidence all.")
+    ] = "evidence",
     table: Annotated[str, typer.Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
     chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 256,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     builder: Builder = None,
+    trust: Trust = None,
 ) -> None:
     """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
     from setstream.data import H5Source
     from setstream.data.slides import Slide, SlideSource, heat_map, read_grid, save_png
-    from setstream.data.source import SetSource
+    from setstream.sets.source import SetSource
     from setstream.tasks.loading import open_model
     from setstream.tasks.mil.attribution import element_scores
     from setstream.training.processes import choose_device
@@ -159,11 +164,9 @@ def heatmap(
     else:
         source = SlideSource(slide, patches)
         grid = source.grid
-    network = open_model(model, builder).to(choose_device(device))
+    network = open_model(model, builder, trust or []).to(choose_device(device))
     with console.status("looking"):
-        found = element_scores(network, source, chunk_size)
-    if score not in found.elements:
-        raise ConfigurationError(f"this model has no {score!r} scores; it has {', '.join(found.elements)}")
+        found = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
     with Slide(slide) as opened:
         save_png(out / f"{slide.stem}.png", heat_map(opened, grid, found.elements[score].double().numpy()))
     columns: dict[str, Any] = OrderedDict(x=grid.coords[:, 0], y=grid.coords[:, 1])
@@ -184,7 +187,9 @@ def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any])
             with hidden.open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(columns)
-                writer.writerows(zip(*(values.tolist() for values in columns.values()), strict=True))
+                for start in range(0, max(map(len, columns.values())), ROWS):
+                    block = (values[start : start + ROWS].tolist() for values in columns.values())
+                    writer.writerows(zip(*block, strict=True))
         elif path.suffix == ".parquet":
             need("pyarrow.parquet").write_table(need("pyarrow").table(dict(columns)), hidden)
         else:

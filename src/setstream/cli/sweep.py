@@ -59,7 +59,7 @@ class Run:
         """Whether it has reached its end, now or earlier, with these options."""
         if not (self.folder / "result.json").exists():
             return False
-        before = json.loads((self.folder / "config.json").read_text())
+        before = read_options(self.folder / "config.json")
         now = json.loads(json.dumps(self.config.to_dict()))
         differing = [name for name in now if name in before and name not in FREE and before[name] != now[name]]
         if differing:

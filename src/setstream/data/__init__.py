@@ -3,11 +3,11 @@
 from setstream.data.dataset import SetBatch, SetDataset, SetLoader
 from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
 from setstream.data.parquet import ParquetSets, ParquetSource
-from setstream.data.part import PartSource
 from setstream.data.recognise import open_sets as open
 from setstream.data.recognise import open_source
-from setstream.data.served import SourceChunks
-from setstream.data.source import ArraySource, SetSource
+from setstream.sets.part import PartSource
+from setstream.sets.served import SourceChunks
+from setstream.sets.source import ArraySource, SetSource
 
 __all__ = [
     "ArraySource",

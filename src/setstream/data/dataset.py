@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.data.part import PartSource
-from setstream.data.served import SourceChunks
-from setstream.data.source import SetSource
+from setstream.data.files import reading
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.part import PartSource
+from setstream.sets.served import SourceChunks
+from setstream.sets.source import SetSource
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")
@@ -161,7 +162,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column name."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    with path.open(newline="") as file:
+    with reading(path), path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -170,6 +171,9 @@ def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) 
     chosen = next((name for name in names if name in columns), None)
     if chosen is None:
         raise DataError(f"{path}: has none of the columns {', '.join(names)}; its columns are {columns}")
+    short = next((number for number, row in enumerate(rows) if row[chosen] is None), None)
+    if short is not None:
+        raise DataError(f"{path}: row {short + 1} after the header has no {chosen!r}")
     return [row[chosen] for row in rows]
 
 

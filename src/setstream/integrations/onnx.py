@@ -45,12 +45,14 @@ class _Graph(nn.Module):
         return tuple(tensor for _, tensor in named_tensors(self.run(*tensors)))
 
 
-def export(model: SetModel, folder: str | Path, elements: Tensor) -> Path:
+def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str | None = None) -> Path:
     """Write update.onnx, merge.onnx, predict.onnx and empty.npz; `elements` (M, ...) shows what an element looks like.
 
     The head gives a tensor, a dict of tensors, or something that has names for its tensors (`named()`, like a mixture): outputs
     of predict.onnx are then `output`, `output.means` and the like. `ChunkMean` and pools of your own work if torch.onnx knows
     what they do.
+
+    chunks: "average" exports a model that is not consistent, whose answer depends on the chunks that it is given.
     """
     for package in ("onnx", "onnxscript"):
         need(package, "onnx", "ONNX files")
@@ -63,7 +65,7 @@ def export(model: SetModel, folder: str | Path, elements: Tensor) -> Path:
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad():
-            _export(model.eval(), folder, elements)
+            _export(model.eval(), folder, elements, chunks)
     finally:
         for module, training in modes:
             module.training = training
@@ -90,13 +92,13 @@ def _answer(model: SetModel, state: pure.Tensors) -> Any:
     return output.named() if hasattr(output, "named") else output
 
 
-def _export(model: SetModel, folder: Path, elements: Tensor) -> None:
+def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None) -> None:
     encoder = model.encoder
     if any(isinstance(part, Shared) for part in encoder.pool.draw_parts(1, elements.device, None).values()):
         raise ConfigurationError("this pool draws at random in eval mode, too: a graph cannot")
-    nothing = pure.empty(encoder, 1, elements)
+    nothing = pure.empty(encoder, 1, elements, chunks=chunks)
     names = list(nothing)
-    two = pure.empty(encoder, 2, elements)
+    two = pure.empty(encoder, 2, elements, chunks=chunks)
     chunk = torch.stack([elements[:1].expand(3, *elements.shape[1:])] * 2).contiguous()
     shown = pure.update(encoder, two, chunk)
     output = _answer(model, shown)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setstream.data.source import ArraySource, SetSource
 from setstream.errors import NonFiniteError, ShapeError
+from setstream.sets.source import ArraySource, SetSource
 
 
 class Standardise(nn.Module):

@@ -3,7 +3,8 @@
     z = (1/C) Σ_c f(chunk_c)          C chunks; f sees one chunk at a time and never the set
 
 This is how set functions that need their whole input are commonly run on streams (appendix E of the UMBC paper). The answer
-depends on where the set was cut; `ss.testing.check_mini_batch_consistency` says by how much.
+depends on where the set was cut; `ss.testing.check_mini_batch_consistency` says by how much. A set that comes in more than one
+chunk is therefore an error, unless the caller passes chunks="average".
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class ChunkMean(Pool):
         seen = features.new_ones(features.shape[0]) if mask is None else mask.any(1)
         chunks = seen.to(dtype)
         return {"pooled": LogSums.of_ones(encoded.to(dtype) * align(chunks, encoded), chunks, encoded.dtype)}
+
+    def chunks_seen(self, state: State) -> Tensor:
+        """The chunks that are averaged."""
+        pooled = state.parts["pooled"]
+        assert isinstance(pooled, LogSums)
+        return pooled.true_sums()[1]
 
     def finalize(self, state: State) -> Tensor:
         """The mean over the chunks, zeros where there was none."""

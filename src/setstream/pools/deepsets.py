@@ -8,7 +8,7 @@ Zaheer et al., "Deep Sets", NeurIPS 2017. An empty set gives zeros.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class DeepSets(Pool):
     >>> [ss.DeepSets(pool)(x).tolist() for pool in ("mean", "sum", "max", "min")]
     [[[2.0, -1.0]], [[4.0, -2.0]], [[3.0, 0.0]], [[1.0, -2.0]]]
     """
+
+    not_in_fingerprint: ClassVar[tuple[str, ...]] = ("in_dim",)
 
     def __init__(self, pool: str = "mean", in_dim: int | None = None) -> None:
         super().__init__()

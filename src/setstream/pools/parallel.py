@@ -70,6 +70,11 @@ class Parallel(Pool):
         """The result of each, by name."""
         return {name: pool.finalize(state.select(name)) for name, pool in self._all()}
 
+    def chunks_seen(self, state: State) -> Tensor | None:
+        """The most of any member."""
+        seen = [own for name, pool in self._all() if (own := pool.chunks_seen(state.select(name))) is not None]
+        return torch.stack(seen).amax(0) if seen else None
+
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> dict[str, Tensor]:
         """The weights of every member that has some, by name."""
         return {

@@ -49,6 +49,10 @@ class Projected(Pool):
         """The pool's parts of the projected features."""
         return self.pool.absorb_parts(context, self.module(features), mask)
 
+    def chunks_seen(self, state: State) -> Tensor | None:
+        """Those of the pool."""
+        return self.pool.chunks_seen(state)
+
     def finalize(self, state: State) -> Any:
         """The pool's z."""
         return self.pool.finalize(state)

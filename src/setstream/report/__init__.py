@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -18,9 +19,12 @@ EVIDENCE = {
 }
 
 
-def write_report(folders: list[Path], out: Path, figures: Path | None = None) -> list[FinishedRun]:
-    """One self-contained page about all finished runs in the folders; its pictures also as files, if a folder is given."""
-    runs = find_runs(folders)
+def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> list[FinishedRun]:
+    """One self-contained page about all finished runs in the folders; its pictures also as files, if a folder is given.
+
+    trust: import paths that the runs' options may name although they are not ours: a backbone.
+    """
+    runs = find_runs(folders, trust)
     tasks = list(dict.fromkeys(run.config.task for run in runs))
     page = Page("setstream: " + ", ".join(tasks))
     for task in tasks:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from setstream.encode import encode
 from setstream.model import SetModel
+from setstream.pool import AVERAGE
 from setstream.report.animation import animate
 from setstream.report.costs import kept_bytes
 from setstream.report.page import Page
@@ -252,7 +253,7 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
     figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
     total = context_sizes(pixels.shape[1])[-1]
     ends = [0, *(max(1, round(total ** ((frame + 1) / frames))) for frame in range(frames))]
-    streams = [model.stream() for _ in range(images)]
+    streams = [model.stream(chunks=AVERAGE) for _ in range(images)]
     grid = places(*shape[1:]).unsqueeze(0)
 
     def draw(frame: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from setstream.encoder import SetEncoder
 from setstream.model import SetModel
 from setstream.nn import DiffEM, FSPool, SetTransformer
+from setstream.pool import AVERAGE
 from setstream.pools import UMBC, ChunkMean
 from setstream.report.plotting import pyplot
 
@@ -46,7 +47,7 @@ def partition_variance(partitions: int = 100, width: int = 128, size: int = 1024
         for chunks in (1, 2, 4, 8, 16, 32):
             codes = []
             for _ in range(partitions):
-                stream = model.stream()
+                stream = model.stream(chunks=AVERAGE)
                 for chunk in x[:, torch.randperm(size, generator=generator)].chunk(chunks, dim=1):
                     stream.update(chunk)
                 codes.append(stream.predict().flatten().double())

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.tasks.loading import build_task, read_run, trained_model
-from setstream.training.config import FREE, TrainConfig
+from setstream.tasks.loading import SavedRun, read_run
+from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
 from setstream.training.task import Task
 
@@ -25,6 +26,12 @@ class FinishedRun:
     folder: Path
     config: TrainConfig
     result: dict[str, Any]
+    trust: Iterable[str] = ()
+
+    @property
+    def saved(self) -> SavedRun:
+        """Its task and its trained model."""
+        return SavedRun(self.folder, self.config, self.trust)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -50,17 +57,17 @@ class FinishedRun:
 
     def task(self, kind: type[AnyTask]) -> AnyTask:
         """The run's task, which is of this kind."""
-        task = build_task(self.config)
+        task = self.saved.task()
         assert isinstance(task, kind)
         return task
 
     def model(self) -> SetModel:
         """The trained model, in eval mode."""
-        return trained_model(self.folder, build_task(self.config), self.config)
+        return self.saved.model()
 
 
-def find_runs(folders: list[Path]) -> list[FinishedRun]:
-    """All finished runs in or below the folders."""
+def find_runs(folders: list[Path], trust: Iterable[str] = ()) -> list[FinishedRun]:
+    """All finished runs in or below the folders; `trust`: see `SavedRun`."""
     found = []
     seen: set[Path] = set()
     for folder in folders:
@@ -70,7 +77,7 @@ def find_runs(folders: list[Path]) -> list[FinishedRun]:
             if result in seen:
                 continue
             seen.add(result)
-            found.append(FinishedRun(result.parent, read_run(result.parent), json.loads(result.read_text())))
+            found.append(FinishedRun(result.parent, read_run(result.parent), read_options(result), trust))
     if not found:
         raise ConfigurationError(f"no finished run (with a result.json) in {', '.join(map(str, folders))}")
     return found

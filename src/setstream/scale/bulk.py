@@ -15,16 +15,17 @@ from pathlib import Path
 
 import torch
 
-from setstream.data.ahead import decoded_ahead
 from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
+from setstream.durable import whole_or_nothing
 from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
+from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.scale.journal import Journal, identity
-from setstream.scale.partial import Progress, add_rows
+from setstream.scale.journal import Journal, Skips, identity
+from setstream.scale.partial import BAD, Progress, add_good_rows, described
 from setstream.scale.rows import OUTPUTS, as_rows, write_rows
+from setstream.sets.prefetch import decoded_ahead
 from setstream.state import State
 from setstream.store import StateStore
 
@@ -49,13 +50,16 @@ def encode_sets(
     ray_address: str | None = None,
     workers: int | None = None,
     on_bad: Callable[[str], None] | None = None,
+    chunks: str | None = None,
 ) -> int:
     """Encode all sets and write a row for each; gives the number of rows.
 
     states:  keep the states too, in a StateStore of this name.
     update:  begin with the states of this store, which is only read: `data` then holds new elements of known or new sets.
     engine:  local, or ray (see `scale/ray.py`).
-    on_bad:  called with what is wrong with a set that cannot be read; it is left out. Without it, that is an error.
+    chunks:  "average" lets a model that is not consistent take a set in several chunks; otherwise a ConsistencyError.
+    on_bad:  called with what is wrong with a set that cannot be read or encoded; it is left out, of an update its new elements.
+             A run that goes on tells what was left out before, too. Without on_bad, such sets are an error.
     """
     out = Path(out)
     if out.suffix not in OUTPUTS:
@@ -78,16 +82,19 @@ def encode_sets(
     if states is not None and Path(states).exists() and not place.exists():
         raise ConfigurationError(f"{states} is already there: name a new file for the states")
     journal = Journal(place, job)
+    skips = Skips(journal, on_bad)
     if engine == "ray":
+        if encoder.pool.refuse_chunks(chunks):
+            raise encoder.pool.inconsistent()  # any worker may get any part of a set
         from setstream.scale.ray import work_on_ray
 
-        work_on_ray(encoder, data, journal, chunk_size, ray_address, workers, progress)
+        work_on_ray(encoder, data, skips, chunk_size, ray_address, workers, progress)
     elif isinstance(data, ParquetSets):
-        _work_through_table(encoder, data, journal, chunk_size, progress)
+        _work_through_table(encoder, data, skips, chunk_size, progress, chunks)
     else:
-        _work_through_files(encoder, data, journal, chunk_size, progress, on_bad)
+        _work_through_files(encoder, data, skips, chunk_size, progress, chunks)
     whole = _with_earlier(journal, encoder, update)
-    rows = write_rows(model, whole, out, what)
+    rows = write_rows(model, whole, out, what, chunks)
     if states is not None:
         _write_store(model, _with_earlier(journal, encoder, update), Path(states))
     journal.close()
@@ -99,52 +106,55 @@ def encode_sets(
 def _work_through_files(
     encoder: SetEncoder,
     data: SetDataset,
-    journal: Journal,
+    skips: Skips,
     chunk_size: int,
     progress: Progress | None = None,
-    on_bad: Callable[[str], None] | None = None,
+    chunks: str | None = None,
 ) -> None:
     elements = 0
-    start = journal.position
+    start = skips.journal.position
     for number, source in enumerate(data):
         if number < start:
             continue
-        state: State | None = encoder.empty(1)
+        states: list[tuple[str, State]] = []
         try:
+            state = encoder.empty(1)
             for chunk in source.chunks(chunk_size):
-                assert state is not None
                 with torch.no_grad():
-                    state = encoder.update(state, chunk.unsqueeze(0).to(state.device))
+                    state = encoder.update(state, chunk.unsqueeze(0).to(state.device), chunks=chunks)
                 elements += len(chunk)
                 if progress is not None:
                     progress(elements, number)
-        except (DataError, NonFiniteError, ShapeError) as error:
-            message = str(error) if isinstance(error, DataError) else f"{source.id}: {error}"
-            if on_bad is None:
-                raise DataError(message) from error
-            on_bad(message)
-            state = None
+            states = [(source.id, state)]
+        except BAD as error:
+            skips(source.id, described(source, error))
         finally:
             source.close()
-        journal.commit([] if state is None else [(source.id, state)], number + 1)
+        skips.commit(states, number + 1)
         if progress is not None:
             progress(elements, number + 1)
 
 
 def _work_through_table(
-    encoder: SetEncoder, data: ParquetSets, journal: Journal, chunk_size: int, progress: Progress | None = None
+    encoder: SetEncoder,
+    data: ParquetSets,
+    skips: Skips,
+    chunk_size: int,
+    progress: Progress | None = None,
+    chunks: str | None = None,
 ) -> None:
     changed: dict[str, State] = {}  # since the last commit
-    done = committed = start = journal.position
-    for ids, features in data.stream(start, decoded_ahead(encoder.home() or torch.device("cpu"))):
-        add_rows(encoder, ids, features, chunk_size, changed, journal.state)
+    done = committed = start = skips.journal.position
+    ahead = decoded_ahead(encoder.home() or torch.device("cpu"))
+    for ids, features in data.stream(start, ahead, skips.files()):
+        add_good_rows(encoder, ids, features, chunk_size, changed, skips, skips.journal.state, chunks)
         done += len(ids)
         if done - committed >= COMMIT_ROWS or len(changed) >= COMMIT_SETS:
-            journal.commit(changed.items(), done)
+            skips.commit(changed.items(), done)
             changed, committed = {}, done
         if progress is not None:
             progress(done - start, done)
-    journal.commit(changed.items(), done)
+    skips.commit(changed.items(), done)
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:
@@ -163,9 +173,5 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
 
 
 def _write_store(model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], path: Path) -> None:
-    hidden = path.with_name(f".{path.name}.writing")
-    for file in (hidden, *hidden.parent.glob(f"{hidden.name}-*")):
-        file.unlink(missing_ok=True)
-    with StateStore(hidden, model) as store:
+    with whole_or_nothing(path) as hidden, StateStore(hidden, model) as store:
         store.fill(states)
-    hidden.replace(path)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.data.parquet import Group, ParquetSets
-from setstream.data.source import SetSource
 from setstream.data.tables import Ids
 from setstream.encoder import SetEncoder
+from setstream.errors import DataError, NonFiniteError, ShapeError
 from setstream.layout import Packed
+from setstream.pool import AVERAGE
+from setstream.sets.source import SetSource
 from setstream.state import State
 
 # Elements in a share of a set that lies in a file of its own.
@@ -35,37 +37,97 @@ class Range:
     stop: int
 
 
+@dataclass(frozen=True)
+class Problem:
+    """Why a set is left out."""
+
+    text: str
+
+
+# What can be wrong with a set itself.
+BAD = (DataError, NonFiniteError, ShapeError)
+# Called with a set that cannot be encoded and what is wrong with it; raises unless such sets may be left out.
+Skip = Callable[[str, str], None]
 Share = Range | Group
 Progress = Callable[[int, int], None]  # elements so far; sets so far, of a table rows
 
 
-def shares(data: SetDataset | ParquetSets, size: int = SHARE) -> list[Share]:
+def shares(
+    data: SetDataset | ParquetSets, size: int = SHARE, skip: Skip | None = None, files: Callable[[str], None] | None = None
+) -> list[Share]:
     """All elements, cut into shares: ranges of sets in files of their own, row groups of tables."""
     if isinstance(data, ParquetSets):
-        return list(data.groups())
+        return list(data.groups(files))
     found: list[Share] = []
     for source in data:
-        starts = range(0, max(len(source), 1), size)
-        found += [Range(source, start, min(start + size, len(source))) for start in starts]
+        try:
+            length = len(source)
+        except DataError as error:
+            if skip is None:
+                raise
+            skip(source.id, str(error))
+            continue
+        starts = range(0, max(length, 1), size)
+        found += [Range(source, start, min(start + size, length)) for start in starts]
     return found
 
 
 @torch.no_grad()
-def absorb(encoder: SetEncoder, share: Share, chunk_size: int, sets: ParquetSets | None = None) -> Iterator[tuple[str, State]]:
-    """The states of the sets that a share touches."""
+def absorb(
+    encoder: SetEncoder, share: Share, chunk_size: int, sets: ParquetSets | None = None
+) -> Iterator[tuple[str, State | Problem]]:
+    """The states of the sets that a share touches, or what is wrong with them."""
     if isinstance(share, Group):
         assert sets is not None
         totals: dict[str, State] = {}
-        for ids, features in sets.read([share]):
-            add_rows(encoder, ids, features, chunk_size, totals)
-        yield from totals.items()
+        problems: dict[str, Problem] = {}
+        for ids, features in sets.read([share], lenient=True):
+            add_good_rows(encoder, ids, features, chunk_size, totals, lambda name, text: problems.update({name: Problem(text)}))
+        yield from (totals | problems).items()
         return
     device = encoder.home() or torch.device("cpu")
     state = encoder.empty(1)
-    for start in range(share.start, share.stop, chunk_size):
-        chunk = share.source.read(start, min(start + chunk_size, share.stop))
-        state = encoder.update(state, chunk.unsqueeze(0).to(device))
-    yield share.source.id, state
+    try:
+        for start in range(share.start, share.stop, chunk_size):
+            chunk = share.source.read(start, min(start + chunk_size, share.stop))
+            state = encoder.update(state, chunk.unsqueeze(0).to(device), chunks=AVERAGE)
+        yield share.source.id, state
+    except BAD as error:
+        yield share.source.id, Problem(described(share.source, error))
+
+
+def described(source: SetSource, error: Exception) -> str:
+    """What is wrong with a set, with its name."""
+    return str(error) if isinstance(error, DataError) else f"{getattr(source, 'path', source.id)}: {error}"
+
+
+def add_good_rows(
+    encoder: SetEncoder,
+    ids: Ids,
+    features: Tensor | DataError,
+    chunk_size: int,
+    totals: dict[str, State],
+    skip: Skip,
+    earlier: Callable[[str], State | None] = lambda _: None,
+    chunks: str | None = AVERAGE,
+) -> None:
+    """As `add_rows`; sets whose rows cannot be read or encoded go to `skip`, and what `totals` holds of them means nothing."""
+    if isinstance(features, DataError):
+        for name in ids.names or [ids.place]:
+            skip(name, f"set {name!r}: {features}" if ids.names else f"{features} (sets with rows there lack them)")
+        return
+    try:
+        add_rows(encoder, ids, features, chunk_size, totals, earlier, chunks)
+    except BAD:  # of which set? one by one
+        order, position = ids.order(), 0
+        for name, length in zip(order.names, order.lengths, strict=True):
+            rows = slice(position, position + length)
+            own = features[rows] if order.rows is None else features[torch.from_numpy(order.rows[rows])]
+            try:
+                add_rows(encoder, Ids.all(name, length), own, chunk_size, totals, earlier, chunks)
+            except BAD as error:
+                skip(name, f"{ids.place}, set {name!r}: {error}")
+            position += length
 
 
 @torch.no_grad()
@@ -76,10 +138,14 @@ def add_rows(
     chunk_size: int,
     totals: dict[str, State],
     earlier: Callable[[str], State | None] = lambda _: None,
+    chunks: str | None = AVERAGE,
 ) -> None:
     """Add rows (n, D) of several sets to the sets' states in `totals`; a set that is new there begins with its `earlier` state.
 
-    Set by set: sets that fit a chunk together are encoded in one step; some hundred sets are added to what they were in one.
+    chunks: as `SetEncoder.update` has it.
+
+    All rows, or none if it raises. Set by set: sets that fit a chunk together are encoded in one step; some hundred sets are
+    added to what they were in one.
     """
     device = encoder.home() or torch.device("cpu")
     order = ids.order()
@@ -95,9 +161,12 @@ def add_rows(
 
     position = merged = 0
     waiting: list[State] = []
+    changed: dict[str, State] = {}
     for first, last in _together(order.lengths, chunk_size):
         lengths = order.lengths[first:last]
         if len(lengths) == 1:  # a large set by itself, chunk by chunk
+            if lengths[0] > chunk_size and encoder.pool.refuse_chunks(chunks):
+                raise encoder.pool.inconsistent()
             pieces = [min(chunk_size, lengths[0] - start) for start in range(0, lengths[0], chunk_size)]
             waiting.append(sum((absorb(position + number * chunk_size, [n]) for number, n in enumerate(pieces)), blank))
         else:
@@ -106,8 +175,9 @@ def add_rows(
         if last - merged >= MERGED_TOGETHER or last == len(order.names):
             names, merged = order.names[merged:last], last
             before = State.cat([_before(encoder, name, totals, earlier) for name in names])
-            totals.update(zip(names, before + State.cat(waiting), strict=True))
+            changed.update(zip(names, encoder.merge(before, State.cat(waiting), chunks=chunks), strict=True))
             waiting = []
+    totals.update(changed)
 
 
 def _before(encoder: SetEncoder, name: str, totals: dict[str, State], earlier: Callable[[str], State | None]) -> State:

@@ -20,8 +20,8 @@ from setstream.data.dataset import SetDataset
 from setstream.data.files import need
 from setstream.data.parquet import ParquetSets
 from setstream.encoder import SetEncoder
-from setstream.scale.journal import Journal
-from setstream.scale.partial import Progress, Range, Share, absorb, shares
+from setstream.scale.journal import Journal, Skips
+from setstream.scale.partial import Problem, Progress, Range, Share, Skip, absorb, shares
 from setstream.state import State
 
 # Shares between two commits: a set of 2^18 elements, or a row group, is one share.
@@ -37,20 +37,18 @@ class _Worker:
         self.sets, self.chunk_size = sets, chunk_size
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """From shares to rows of (id, state)."""
-        ids: list[str] = []
-        states: list[bytes] = []
+        """From shares to rows of (id, state, problem): one of the two is empty."""
+        rows: dict[str, list[Any]] = {"id": [], "state": [], "problem": []}
         for share in batch["share"]:
-            for name, state in absorb(self.encoder, share, self.chunk_size, self.sets):
-                ids.append(name)
-                states.append(state.to_bytes())
-        return {"id": ids, "state": states}
+            for name, found in absorb(self.encoder, share, self.chunk_size, self.sets):
+                rows["id"].append(name)
+                rows["state"].append(b"" if isinstance(found, Problem) else found.to_bytes())
+                rows["problem"].append(found.text if isinstance(found, Problem) else "")
+        return rows
 
 
-def _add(a: bytes | None, b: bytes | None) -> bytes | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return (State.from_bytes(a) + State.from_bytes(b)).to_bytes()
+def _add(a: bytes, b: bytes) -> bytes:
+    return (State.from_bytes(a) + State.from_bytes(b)).to_bytes() if a and b else a or b
 
 
 @contextmanager
@@ -69,7 +67,7 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
 
 def ray_states(
     encoder: SetEncoder, data: SetDataset | ParquetSets, work: list[Share], workers: int, chunk_size: int = 4096
-) -> Iterator[tuple[str, State]]:
+) -> Iterator[tuple[str, State | Problem]]:
     """The states of the sets that some shares touch, one by one: summed on the cluster, and kept there until asked for."""
     ray_data = need("ray.data", "ray", "the engine ray")
     aggregate = need("ray.data.aggregate", "ray", "the engine ray")
@@ -83,34 +81,41 @@ def ray_states(
     )
     summed = partial.groupby("id", num_partitions=4 * workers).aggregate(  # a partition is a task: not 200, the default
         aggregate.AggregateFn(
-            init=lambda _: None,
+            init=lambda _: b"",
             accumulate_row=lambda total, row: _add(total, row["state"]),
             merge=_add,
             name="state",
-        )
+        ),
+        aggregate.AggregateFn(
+            init=lambda _: "",
+            accumulate_row=lambda total, row: total or row["problem"],
+            merge=lambda a, b: a or b,
+            name="problem",
+        ),
     )
     for row in summed.iter_rows():
-        yield row["id"], State.from_bytes(row["state"])
+        yield row["id"], Problem(row["problem"]) if row["problem"] else State.from_bytes(row["state"])
 
 
 def work_on_ray(
     encoder: SetEncoder,
     data: SetDataset | ParquetSets,
-    journal: Journal,
+    skips: Skips,
     chunk_size: int,
     address: str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> None:
     """All shares, in rounds; what a round adds goes into the journal at once, so a job that was killed goes on after it."""
-    work = shares(data)
+    journal = skips.journal
+    work = shares(data, skip=skips, files=skips.files())
     ends = list(accumulate(_size(share) for share in work))
     if journal.position < len(work):
         with cluster(address, workers) as size:
             for start in range(journal.position, len(work), ROUND):
                 part = work[start : start + ROUND]
                 found = ray_states(encoder, data, part, size, chunk_size)
-                journal.commit(((name, _plus(journal.state(name), state)) for name, state in found), start + len(part))
+                skips.commit(_good(found, journal, skips), start + len(part))
                 if progress is not None:
                     elements = ends[start + len(part) - 1]
                     sets_done = len({share.source.id for share in work[: start + len(part)] if isinstance(share, Range)})
@@ -122,5 +127,11 @@ def _size(share: Share) -> int:
     return share.stop - share.start if isinstance(share, Range) else share.rows
 
 
-def _plus(before: State | None, state: State) -> State:
-    return state if before is None else before + state
+def _good(found: Iterator[tuple[str, State | Problem]], journal: Journal, skip: Skip) -> Iterator[tuple[str, State]]:
+    """What a round found, added to what is known; sets with a problem are left out."""
+    for name, state in found:
+        if isinstance(state, Problem):
+            skip(name, state.text)
+            continue
+        before = journal.state(name)
+        yield name, state if before is None else before + state

@@ -40,7 +40,12 @@ def as_rows(output: Any) -> Tensor:
 
 @torch.no_grad()
 def write_rows(
-    model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], out: Path, what: str, batch: int = 256
+    model: SetModel | SetEncoder,
+    states: Iterator[tuple[str, State]],
+    out: Path,
+    what: str,
+    chunks: str | None = None,
+    batch: int = 256,
 ) -> int:
     """Finalise states and write their rows, some at a time."""
     encoder = model.encoder if isinstance(model, SetModel) else model
@@ -51,7 +56,7 @@ def write_rows(
         writer = (_ParquetRows if out.suffix == ".parquet" else _H5Rows)(hidden)
         for names, group in _batches(states, batch):
             whole = State.cat(group).to(home)
-            z = encoder.finalize(whole)
+            z = encoder.finalize(whole, chunks=chunks)
             columns: dict[str, np.ndarray] = {"count": whole.count.cpu().numpy()}
             if what != "predictions":
                 columns["z"] = as_rows(z).float().cpu().numpy()

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.data.part import PartSource
-from setstream.data.served import SourceChunks
-from setstream.data.source import SetSource
 from setstream.layout import pack
 from setstream.partition import Chunks
+from setstream.sets.part import PartSource
+from setstream.sets.served import SourceChunks
+from setstream.sets.source import are_sources
 
 
 def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup | None = None) -> Any:
@@ -52,11 +52,6 @@ def some_sets(sets: Any, own: slice) -> Any:
     if isinstance(sets, Chunks) and not isinstance(sets, SourceChunks):
         return Chunks(_Changed(sets, lambda chunk: chunk[own]))
     return sets[own]
-
-
-def are_sources(sets: Any) -> bool:
-    """Whether these are sets that lie in sources."""
-    return isinstance(sets, list) and bool(sets) and all(isinstance(source, SetSource) for source in sets)
 
 
 class _Changed:

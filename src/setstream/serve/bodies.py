@@ -12,38 +12,90 @@ from __future__ import annotations
 
 import io
 import json
-import struct
+import math
+import re
+from itertools import chain
 from tokenize import TokenError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from setstream.data.arrow_ipc import check_stream
 from setstream.data.files import need
 from setstream.data.tables import row_features
 from setstream.errors import DataError
+from setstream.serve.problems import TooManyElements
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
+MOST_AXES = 8
+# Bytes of JSON that are parsed at a time: some milliseconds in which no other thread runs.
+PIECE = 2**14
+ONE_LIST, OPENED = re.compile(rb'\s*\{\s*"elements"\s*:\s*\['), re.compile(rb"[\s\[]*")
+# NaN and Infinity are for the encoder to refuse, with words of its own.
+IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinity"
 
 
-def parse_elements(kind: str, body: bytes) -> Tensor:
-    """The elements (n, ...) in a body of one of the three kinds; DataError says what is wrong with it."""
-    return {JSON: _from_json, NPY: _from_npy, ARROW: _from_arrow}[kind](body)
+def parse_elements(kind: str, body: bytes, most: int = 2**31) -> Tensor:
+    """The elements (n, ...), at most so many, in a body of one of the three kinds; DataError says what is wrong with it."""
+    elements = _from_json(body, most) if kind == JSON else {NPY: _from_npy, ARROW: _from_arrow}[kind](body)
+    _check_count(len(elements), most)
+    return elements
 
 
-def _from_json(body: bytes) -> Tensor:
+def _check_count(count: int, most: int) -> None:
+    if count > most:
+        raise TooManyElements(f"a request brings at most {most} elements; this one has {count} or more")
+
+
+def _from_json(body: bytes, most: int) -> Tensor:
+    """Piece by piece: lists of Python's own numbers take much memory, and the interpreter for as long as they are parsed."""
+    opened = ONE_LIST.match(body)
+    first, last = opened.end() if opened else 0, body.rfind(b"]")
+    if opened is None or last < first or body[last + 1 :].strip() != b"}":
+        raise DataError('the body is no JSON as it should be: expected an object with one list, {"elements": [[0.1], [0.2]]}')
+    if body[first:last].translate(None, IN_NUMBERS):
+        raise DataError("elements must be lists of numbers; the list holds other things")
+    axes = 1 + OPENED.match(body, first)[0].count(b"[")  # type: ignore[index]  # it matches nothing, too
+    if axes > MOST_AXES:
+        raise DataError(f"elements are lists of numbers, at most {MOST_AXES} deep; got {axes}")
+    between = re.compile(rb"\]\s*" * (axes - 1) + rb",")
+    arrays: list[np.ndarray[Any, Any]] = []
+    count, cut = 0, cast("re.Match[bytes] | None", opened)
+    while cut is not None:
+        cut = between.search(body, min(first + PIECE, last), last)
+        text = body[first : cut.end() - 1 if cut else last]
+        if arrays and not text.strip():
+            raise DataError("the body is no JSON: the list ends in a comma")
+        arrays.append(_array(text))
+        count += len(arrays[-1])
+        _check_count(count, most)
+        first = cut.end() if cut else last
+    if len({own.shape[1:] for own in arrays}) > 1:
+        raise DataError("elements must be lists of numbers, all of one shape")
+    return _tensor(np.concatenate(arrays))
+
+
+def _array(text: bytes) -> np.ndarray[Any, Any]:
+    """Elements that stand between commas: numbers, or lists of one shape."""
     try:
-        found = json.loads(body)
+        level = json.loads(b"[%s]" % text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict) or set(found) != {"elements"} or not isinstance(found["elements"], list):
-        raise DataError('expected an object with one list: {"elements": [[0.1, 0.2], [0.3, 0.4]]}')
+    shape = [len(level)]
+    while (kinds := set(map(type, level))) == {list}:
+        lengths = set(map(len, level))
+        if len(lengths) > 1:
+            raise DataError(f"elements must be lists of numbers, all of one shape; the lengths are {sorted(lengths)[:5]}")
+        shape += lengths
+        level = list(chain.from_iterable(level))
+    if not kinds <= {int, float}:
+        raise DataError("elements must be lists of numbers, all of one shape; some are lists where others are numbers")
     try:
-        array = np.asarray(found["elements"])
-    except (ValueError, OverflowError, RecursionError) as error:
-        raise DataError(f"elements must be lists of numbers, all of one shape: {error}") from None
-    return _tensor(array)
+        return np.array(level, np.float64 if float in kinds else np.int64).reshape(shape)
+    except OverflowError:
+        raise DataError("elements must be lists of numbers of 64 bits; some are larger") from None
 
 
 def _from_npy(body: bytes) -> Tensor:
@@ -56,10 +108,10 @@ def _from_npy(body: bytes) -> Tensor:
         raise DataError(f"the body is no .npy file of version 1 or 2: {error}") from None
     if kind.hasobject or kind.kind not in "fiu":
         raise DataError(f"elements are numbers; the .npy file holds {kind}")
-    size = kind.itemsize
-    for length in shape:  # Python's own numbers: no product overflows
-        size *= length
-    if min(shape, default=0) < 0 or size != len(body) - file.tell():
+    if len(shape) > MOST_AXES or not all(type(length) is int and 0 <= length < 2**31 for length in shape):
+        raise DataError(f"the .npy file promises {str(shape)[:99]}; expected at most {MOST_AXES} axes, each shorter than 2**31")
+    size = kind.itemsize * math.prod(shape)
+    if size != len(body) - file.tell() or math.prod(filter(None, shape)) >= 2**31:
         raise DataError(f"the .npy file promises {shape} of {kind}, {size} bytes, and holds {len(body) - file.tell()}")
     array = np.frombuffer(body, kind, offset=file.tell())
     return _tensor(array.reshape(shape, order="F" if by_columns else "C"))
@@ -67,21 +119,15 @@ def _from_npy(body: bytes) -> Tensor:
 
 def _from_arrow(body: bytes) -> Tensor:
     arrow, ipc = need("pyarrow"), need("pyarrow.ipc")
+    check_stream(body, "the body", plain=True)
     parts = []
     try:
-        messages = iter(ipc.MessageReader.open_stream(arrow.BufferReader(body)))
-        schema = ipc.read_schema(next(messages))
-        for message in messages:
-            if message.type != "record batch":
-                raise DataError(f"expected record batches of numbers; the stream holds a {message.type}")
-            if _compressed(message.metadata.to_pybytes()):
-                raise DataError("the stream is compressed: write it without (IpcWriteOptions(compression=None))")
-            batch = ipc.read_record_batch(message, schema)
+        stream = ipc.open_stream(body)
+        _need_numbers(stream.schema, arrow.types)
+        for batch in stream:
             batch.validate(full=True)
-            parts.append(row_features(batch, list(schema.names), "the Arrow stream"))
-    except StopIteration:
-        raise DataError("the body is empty; expected an Arrow IPC stream") from None
-    except (arrow.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError, struct.error) as error:
+            parts.append(row_features(batch, list(stream.schema.names), "the Arrow stream"))
+    except (arrow.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"the body is no Arrow IPC stream of numbers: {error}") from None
@@ -92,31 +138,16 @@ def _from_arrow(body: bytes) -> Tensor:
     return _checked(torch.cat(parts))
 
 
-def _compressed(metadata: bytes) -> bool:
-    """Whether a record batch says that its buffers are compressed: field 3 of the table that field 2 of the message is."""
-    if metadata[:4] == b"\xff\xff\xff\xff":
-        metadata = metadata[8:]
-    (message,) = struct.unpack_from("<I", metadata, 0)
-    header = _field(metadata, message, 2)
-    if header is None:
-        return False
-    (offset,) = struct.unpack_from("<I", metadata, header)
-    return _field(metadata, header + offset, 3) is not None
-
-
-def _field(data: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffers table lies; None if it is not there."""
-    (back,) = struct.unpack_from("<i", data, table)
-    size, _ = struct.unpack_from("<HH", data, table - back)
-    if 4 + 2 * number >= size:
-        return None
-    (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * number)
-    return table + offset if offset else None
+def _need_numbers(schema: Any, types: Any) -> None:
+    """Only numbers and lists of them: what else a column can be (views, unions, runs) is not read at all."""
+    for field in schema:
+        lists = types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
+        values = field.type.value_type if lists else field.type
+        if not (types.is_floating(values) or types.is_integer(values)):
+            raise DataError(f"expected columns of numbers, or of lists of numbers; {field.name!r} holds {field.type}")
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    if array.dtype.kind not in "fiu" and array.size:
-        raise DataError("elements must be lists of numbers, all of one shape; some are no numbers")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         raise DataError(f"elements are kept in 64 bits at most; got {array.dtype}")
     native = np.require(array, array.dtype.newbyteorder("="), ("C", "W", "O"))

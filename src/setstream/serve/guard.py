@@ -15,7 +15,6 @@ import re
 import time
 import uuid
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers
@@ -24,7 +23,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from setstream.serve.log import logger
 from setstream.serve.metrics import Metrics
-from setstream.serve.options import Options
+from setstream.serve.options import BODY_START, Options
 from setstream.serve.problems import problem
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -90,7 +89,7 @@ class Guard:
         if self.options.hosts and host not in self.options.hosts:
             raise Refused(421, "this server does not answer to that host name: start it with --allow-host NAME")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
             raise Refused(403, "pages of other origins may not use this server")
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise Refused(415, "bodies are sent as they are, without Content-Encoding")
@@ -98,7 +97,7 @@ class Guard:
         if not length.isascii() or not length.isdigit():
             raise Refused(400, "Content-Length is no number")
         if int(length[:20]) > self.options.max_body:
-            raise Refused(413, f"a body has at most {self.options.max_body} bytes", {"Connection": "close"})
+            raise Refused(413, f"a body has at most {self.options.max_body} bytes")
 
     def _knows(self, headers: Headers, kind: str) -> bool:
         """Whether the request brings one of our tokens; takes as long for each that is wrong."""
@@ -133,7 +132,7 @@ class _Passage:
         asked = Headers(scope=scope).get("x-request-id", "")
         self.id = asked if REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
         self.began = time.perf_counter()
-        self.until = asyncio.get_running_loop().time() + guard.options.body_seconds
+        self.since = asyncio.get_running_loop().time()
         self.status, self.size, self.whole = 0, 0, scope["type"] == "websocket"
         scope.setdefault("state", {})
 
@@ -141,19 +140,21 @@ class _Passage:
         """The next piece of the body, counted and timed."""
         if self.whole:
             return await self._receive()
+        options = self.guard.options
+        seconds = min(options.body_seconds, BODY_START + self.size / options.body_rate)
         try:
-            async with asyncio.timeout_at(self.until):
+            async with asyncio.timeout_at(self.since + seconds):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, "the body took too long to arrive", {"Connection": "close"}) from None
+            slow = f"the body took too long to arrive: {self.size} bytes in {seconds:.1f} s"
+            raise HTTPException(408, slow, {"Connection": "close"}) from None
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self.size += size
             self.whole = not message.get("more_body", False)
             self.guard.hold(size)
-            if self.size > self.guard.options.max_body:
-                limit = f"a body has at most {self.guard.options.max_body} bytes"
-                raise HTTPException(413, limit, {"Connection": "close"})
+            if self.size > options.max_body:
+                raise HTTPException(413, f"a body has at most {options.max_body} bytes")
         return message
 
     async def send(self, message: Message) -> None:

@@ -6,8 +6,9 @@ Bells that ring while a prediction is computed or sent are one ring: a slow watc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 
 class Watchers:
@@ -15,6 +16,7 @@ class Watchers:
 
     def __init__(self) -> None:
         self._bells: dict[str, set[asyncio.Event]] = {}
+        self._messages: dict[str, asyncio.Task[str]] = {}
 
     @contextmanager
     def watch(self, id: str) -> Iterator[asyncio.Event]:
@@ -29,9 +31,23 @@ class Watchers:
             if not self._bells[id]:
                 del self._bells[id]
 
+    async def message(self, id: str, compute: Callable[[str], Coroutine[Any, Any, str]]) -> str:
+        """What all who watch a set are to be told: computed once for those who ask between two changes."""
+        task = self._messages.get(id)
+        if task is None:
+            task = self._messages[id] = asyncio.create_task(compute(id))
+
+            def forget(done: asyncio.Task[str]) -> None:
+                if self._messages.get(id) is done:
+                    del self._messages[id]
+
+            task.add_done_callback(forget)
+        return await asyncio.shield(task)
+
     def ring(self, ids: Sequence[str]) -> None:
         """These sets have changed."""
         if self._bells:
             for id in set(ids):
+                self._messages.pop(id, None)  # what is being computed may have been read before the change
                 for bell in self._bells.get(id, ()):
                     bell.set()

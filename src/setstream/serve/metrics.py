@@ -20,6 +20,9 @@ class Metrics:
         self.seconds = Histogram(
             "setstream_request_seconds", "From the first byte to the answer.", named, buckets=SECONDS, registry=self.registry
         )
+        self.dropped = Counter(
+            "setstream_connections_dropped", "Connections closed by the server, by reason.", ["reason"], registry=self.registry
+        )
         self.elements = Counter("setstream_elements", "Elements committed.", registry=self.registry)
         self.body_bytes = Counter("setstream_body_bytes", "Bytes of request bodies.", registry=self.registry)
         self.rounds = Histogram(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from setstream.errors import ConfigurationError
@@ -12,6 +12,8 @@ from setstream.errors import ConfigurationError
 TOKEN_VARIABLE = "SETSTREAM_TOKENS"
 # What may stand in a header, and in a WebSocket's list of protocols.
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
+# Seconds before a body's average rate is looked at.
+BODY_START = 5.0
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -25,7 +27,11 @@ class Options:
     max_elements: elements of a request.
     max_sets:     sets in the store.
     max_waiting:  bytes of all requests that are being read or computed; beyond it, 429.
+    max_url, max_headers: bytes of a request's URL, and of its first line and headers together.
+    head_seconds: how long headers may take to arrive, from the connection or from their first byte.
+    idle_seconds: how long a connection may be kept between two requests.
     body_seconds: how long a request's body may take to arrive.
+    body_rate:    bytes a second that must have come of a body, on average, once it is BODY_START seconds old.
     """
 
     tokens: tuple[str, ...] = ()
@@ -34,12 +40,18 @@ class Options:
     max_elements: int = 100_000
     max_sets: int = 1_000_000
     max_waiting: int = 256 * 2**20
+    max_url: int = 2**13
+    max_headers: int = 2**15
+    head_seconds: float = 10.0
+    idle_seconds: float = 20.0
     body_seconds: float = 30.0
+    body_rate: int = 2**10
 
     def __post_init__(self) -> None:
-        for name in ("max_body", "max_elements", "max_sets", "max_waiting", "body_seconds"):
-            if getattr(self, name) <= 0:
-                raise ConfigurationError(f"{name} must be positive; got {getattr(self, name)}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, tuple) and value <= 0:
+                raise ConfigurationError(f"{field.name} must be positive; got {value}")
         for token in self.tokens:
             if not TOKEN.fullmatch(token):
                 raise ConfigurationError(

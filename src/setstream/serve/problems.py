@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from setstream.errors import MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
+from setstream.errors import ConsistencyError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
 
 # The first that fits counts. What is not named here is something that the client sent, and cannot be.
 STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
@@ -16,8 +16,13 @@ STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
     (StoreFullError, 403),
     (StoreError, 503),
     (MismatchError, 409),
+    (ConsistencyError, 409),
     (SetstreamError, 422),
 )
+
+
+# Characters of an answer that says what was wrong.
+MOST_TEXT = 2000
 
 
 class TooManyElements(SetstreamError, ValueError):
@@ -37,13 +42,18 @@ def status_of(error: SetstreamError) -> int:
 
 def message_of(error: SetstreamError) -> str:
     """Its message, without the place of the store: that is nobody's business outside."""
-    text = str(error.args[0]) if error.args else str(error)
+    text = _sendable(str(error.args[0]) if error.args else str(error))
     return text.partition(": ")[2] if isinstance(error, UnknownSetError | StoreFullError) else text
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """An answer that says what was wrong."""
-    return JSONResponse({"detail": detail}, status, headers)
+    return JSONResponse({"detail": _sendable(detail)}, status, headers)
+
+
+def _sendable(text: str) -> str:
+    """Without halves of characters, which have no bytes, and not longer than anybody reads: both may have been sent to us."""
+    return text[:MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -59,7 +69,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()]
+        found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()[:5]]
         return problem(422, "; ".join(found))
 
     @app.exception_handler(ClientDisconnect)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
 from setstream.errors import UnknownSetError
 from setstream.serve.answers import (
@@ -97,10 +99,21 @@ async def append(id: Id, request: Request, service: Asked) -> SetInfo:
     return SetInfo(id=id, count=done.count)
 
 
-@router.post("/sets/{id}/merge", responses=answers(404, 409, *CHANGES))
-async def merge(id: Id, other: MergeFrom, request: Request, service: Asked) -> SetInfo:
+MERGE_BYTES = 2**12  # of a body that names a set
+MERGE = {JSON: {"schema": MergeFrom.model_json_schema()}}
+
+
+@router.post("/sets/{id}/merge", responses=answers(404, 409, *CHANGES), openapi_extra=body_of(**MERGE))
+async def merge(id: Id, request: Request, service: Asked) -> SetInfo:
     """Add another set to a set. The other stays."""
     content_type(request, JSON)
+    body = await request.body()
+    if len(body) > MERGE_BYTES:
+        raise HTTPException(413, f"a body that names a set has at most {MERGE_BYTES} bytes")
+    try:
+        other = MergeFrom.model_validate_json(body)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
     done = await service.merge(id, other.source)
     return SetInfo(id=id, count=done.count)
 
@@ -176,7 +189,7 @@ async def model(request: Request, service: Asked) -> Model:
     encoder, classes = service.store.encoder, service.store.model.options.get("classes")
     return Model(
         name=request.app.state.model_name,
-        fingerprint=encoder.empty(1).fingerprint or "",
+        fingerprint=await service.aside(lambda: encoder.empty(1).fingerprint or ""),
         element_width=encoder.width(),
         classes=classes if isinstance(classes, list) else None,
         parameters=sum(own.numel() for own in service.store.model.parameters()),
@@ -187,7 +200,7 @@ async def model(request: Request, service: Asked) -> Model:
 @router.get("/health", responses=answers(503))
 async def health(service: Asked) -> Health:
     """Whether the server and its store answer. Needs no token."""
-    await service.aside(service.store.rows.query, "SELECT 1")
+    await service.check_store()
     return Health(status="ok")
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import sys
+from asyncio import Protocol
 from collections.abc import Callable
+from dataclasses import replace
 from socket import SOCK_STREAM, create_server, getaddrinfo, socket
+from typing import cast
 
 import uvicorn
 
 from setstream.errors import ConfigurationError
 from setstream.serve.app import create_app
+from setstream.serve.connections import connections_of
 from setstream.serve.log import log_config, logger
 from setstream.serve.options import Options
 from setstream.store import StateStore
@@ -49,8 +53,11 @@ def make_server(
     grace: int = 30,
 ) -> Server:
     """A server that is not yet running. Port 0 takes a free one; the log says which."""
+    if options.hosts:  # an address is a name, too
+        options = replace(options, hosts=(*options.hosts, host.lower()))
+    app = create_app(store, options, name)
     config = uvicorn.Config(
-        create_app(store, options, name),
+        app,
         host=host,
         port=port,
         log_config=None if log_level is None else log_config(log_level),
@@ -58,9 +65,9 @@ def make_server(
         server_header=False,
         limit_concurrency=connections,
         timeout_graceful_shutdown=grace,
+        http=cast(type[Protocol], connections_of(app)),
         ws="websockets-sansio",
         ws_max_size=2**16,
-        h11_max_incomplete_event_size=2**16,
         proxy_headers=False,
     )
     return Server(config)

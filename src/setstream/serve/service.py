@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -11,21 +12,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from setstream.errors import DataError, ShapeError
+from setstream.errors import DataError, SetstreamError, ShapeError, StoreError
 from setstream.serve.answers import as_json
 from setstream.serve.bodies import parse_elements
 from setstream.serve.live import Watchers
+from setstream.serve.log import logger
 from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
-from setstream.serve.problems import TooManyElements
 from setstream.serve.writer import Writer
 from setstream.state import State
 from setstream.store import Changed, StateStore
 
 # Bodies up to this size are parsed where they arrive: handing them to a thread would take longer.
 SMALL = 2**14
-# Seconds after which a server that shares its store counts the sets anew.
+# Seconds after which a server counts the sets anew: others may share its store.
 RECOUNT = 10.0
+# Seconds that the store has to show that it is there.
+PULSE = 2.0
 
 T = TypeVar("T")
 
@@ -40,14 +43,16 @@ class Service:
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.ring)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
         self._guests = ThreadPoolExecutor(1, "setstream-playground")
-        self._counting = asyncio.create_task(self._recount()) if store.rows.shared else None
+        self._pulse = ThreadPoolExecutor(1, "setstream-health")
+        self._checking: asyncio.Future[Any] | None = None
+        self._counting = asyncio.create_task(self._recount())
 
     async def close(self) -> None:
         """Finish every change that waits, then close the store."""
-        if self._counting is not None:
-            self._counting.cancel()
+        self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
         self._guests.shutdown(wait=False, cancel_futures=True)
+        self._pulse.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.store.close()
 
@@ -63,12 +68,8 @@ class Service:
 
     async def append(self, id: str, kind: str, body: bytes) -> Changed:
         """Add the elements in a body to a set."""
-        small = len(body) <= SMALL
-        elements: Tensor = parse_elements(kind, body) if small else await self.aside(parse_elements, kind, body)
-        if len(elements) > self.options.max_elements:
-            raise TooManyElements(
-                f"a request brings at most {self.options.max_elements} elements; this one has {len(elements)}"
-            )
+        given = kind, body, self.options.max_elements
+        elements: Tensor = parse_elements(*given) if len(body) <= SMALL else await self.aside(parse_elements, *given)
         try:
             done = await self.writer.submit(id, elements)
         except ShapeError as error:
@@ -98,6 +99,18 @@ class Service:
             self.watchers.ring([id])
         return was_there
 
+    async def check_store(self) -> None:
+        """Raise StoreError unless the store answers soon. One question at a time, in a thread where nothing else waits."""
+        if self._checking is None or self._checking.done():
+            ask = self.store.rows.query
+            self._checking = asyncio.get_running_loop().run_in_executor(self._pulse, ask, "SELECT 1")
+        checking = self._checking
+        done, _ = await asyncio.wait({checking}, timeout=PULSE)
+        if not done:
+            raise StoreError(f"the store has not answered for {PULSE:g} s")
+        if (error := checking.exception()) is not None:
+            raise StoreError(f"the store does not answer: {error}") from error
+
     # -- questions ----------------------------------------------------------------------------------------------------
 
     async def predict(self, id: str) -> tuple[int, Any]:
@@ -106,8 +119,7 @@ class Service:
 
     def _predict(self, id: str) -> tuple[int, Any]:
         state = self.store.get(id)
-        with torch.no_grad():
-            return int(state.count), as_json(self.store.model.finalize(state))
+        return int(state.count), as_json(self.store.finalize(state))
 
     def _state_in(self, body: bytes) -> State:
         state = State.from_bytes(body).to(self.store.encoder.home() or "cpu")
@@ -116,6 +128,12 @@ class Service:
         return state
 
     async def _recount(self) -> None:
+        pause = RECOUNT
         while True:
-            await asyncio.sleep(RECOUNT)
-            await self.aside(self.writer.recount)
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            try:
+                await self.aside(self.writer.recount)
+            except SetstreamError as error:  # it cannot be reached now
+                logger.warning("recount", extra={"facts": {"problem": str(error)}})
+            pause = max(RECOUNT, 20 * (time.monotonic() - began))  # to count a million sets may take a second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
@@ -33,7 +34,7 @@ async def live(id: Id, socket: WebSocket) -> None:
                 if gone.done():
                     break
                 bell.clear()
-                message = await _message(service, id)
+                message = await service.watchers.message(id, partial(_message, service))
                 # A change may be read before its bell rings: what the watcher has seen is no news then.
                 if message != sent:
                     await socket.send_text(message)

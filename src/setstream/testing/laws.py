@@ -16,7 +16,7 @@ from setstream.encoder import SetEncoder
 from setstream.errors import LawViolation, MismatchError
 from setstream.layout import Sets, pack
 from setstream.model import SetModel
-from setstream.pool import named_tensors
+from setstream.pool import AVERAGE, named_tensors
 from setstream.state import State
 
 FACTOR = 2.0
@@ -52,7 +52,7 @@ class _Subject:
                 )
 
     def finalize(self, state: State) -> Any:
-        return self.model.finalize(state)
+        return self.model.finalize(state, chunks=AVERAGE)
 
     def errors(self, z: Any) -> dict[str, float]:
         """Largest distance of each tensor of z from the reference, relative to the largest value of the set."""
@@ -115,7 +115,7 @@ def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> 
 def _stream(encoder: SetEncoder, chunks: list[list[Tensor]]) -> State:
     state: State | None = None
     for chunk in chunks:
-        state = encoder.update(state, chunk)
+        state = encoder.update(state, chunk, chunks=AVERAGE)
     assert state is not None
     return state
 

@@ -3,20 +3,26 @@
     run/checkpoints/step-00001000/weights.safetensors      the model
                                   optimizer.pt             Adam's moments
                                   progress.json            the step; with the seed it is all that random numbers need
+                                  checksums.json           BLAKE2b of the three
 
 A checkpoint is written into a hidden folder, flushed to the disk, and renamed: whoever looks finds it complete, whenever the
-process was killed. The one before is kept until the new one is in place.
+process was killed. The one before is kept, for disks and copies that damage files: a run goes on from the newest that is whole.
+Checkpoints of 0.1 have no checksums; they are whole if they can be read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import nn
 
 from setstream.durable import flush
@@ -24,6 +30,9 @@ from setstream.errors import ConfigurationError
 from setstream.weights import load_weights, save_weights
 
 KEPT = 2
+FILES = WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
+CHECKSUMS = "checksums.json"
+UNREADABLE = (SafetensorError, pickle.UnpicklingError)
 
 
 def weights_of(place: Path) -> Path:
@@ -32,10 +41,16 @@ def weights_of(place: Path) -> Path:
         return place
     if (place / "model.safetensors").exists():
         return place / "model.safetensors"
-    steps = Checkpoints(place / "checkpoints").steps()
+    checkpoints = Checkpoints(place / "checkpoints")
+    damaged = checkpoints.damaged()
+    steps = [step for step in checkpoints.steps() if step not in damaged]
+    if damaged and not steps:
+        raise ConfigurationError(
+            f"{place} has no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
+        )
     if not steps:
         raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
-    return place / "checkpoints" / f"step-{steps[-1]:08d}" / "weights.safetensors"
+    return checkpoints.place(steps[-1]) / WEIGHTS
 
 
 class Checkpoints:
@@ -45,37 +60,81 @@ class Checkpoints:
         self.folder = folder
 
     def steps(self) -> list[int]:
-        """The steps at which there are complete checkpoints, in order."""
-        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*") if path.is_dir())
+        """The steps at which there are checkpoints, in order."""
+        names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*") if path.is_dir())
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def place(self, step: int) -> Path:
+        """The folder of a checkpoint."""
+        return self.folder / f"step-{step:08d}"
+
+    def damaged(self) -> dict[int, str]:
+        """The checkpoints that are newer than the newest whole one, with what is wrong with each."""
+        found = {}
+        for step in reversed(self.steps()):
+            problem = _problem(self.place(step))
+            if problem is None:
+                break
+            found[step] = problem
+        return found
+
+    def set_aside(self, step: int) -> Path:
+        """Keep a damaged checkpoint for whoever wants to look at it, where no run will read it."""
+        target = self.folder / f"damaged-{step:08d}"
+        shutil.rmtree(target, ignore_errors=True)
+        return self.place(step).rename(target)
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
         """Write a checkpoint and drop the oldest. One that is there already is what this one would be."""
-        target = self.folder / f"step-{step:08d}"
+        target = self.place(step)
         if target.is_dir():
             return target
         hidden = self.folder / f".step-{step:08d}.{os.getpid()}"
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
-        save_weights(model, hidden / "weights.safetensors")
-        torch.save(optimizer.state_dict(), hidden / "optimizer.pt")
-        (hidden / "progress.json").write_text(json.dumps(progress | {"step": step}))
+        save_weights(model, hidden / WEIGHTS)
+        torch.save(optimizer.state_dict(), hidden / OPTIMIZER)
+        (hidden / PROGRESS).write_text(json.dumps(progress | {"step": step}))
+        (hidden / CHECKSUMS).write_text(json.dumps({name: _checksum(hidden / name) for name in FILES}))
         for path in hidden.iterdir():
             flush(path)
         hidden.rename(target)
         flush(self.folder)
         for old in self.steps()[:-KEPT]:
-            shutil.rmtree(self.folder / f"step-{old:08d}", ignore_errors=True)
+            shutil.rmtree(self.place(old), ignore_errors=True)
         return target
 
     def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
         """Bring model and optimizer back to a step."""
-        source = self.folder / f"step-{step:08d}"
-        load_weights(model, source / "weights.safetensors")
-        optimizer.load_state_dict(torch.load(source / "optimizer.pt", map_location=device, weights_only=True))
-        progress: dict[str, Any] = json.loads((source / "progress.json").read_text())
+        source = self.place(step)
+        load_weights(model, source / WEIGHTS)
+        optimizer.load_state_dict(torch.load(source / OPTIMIZER, map_location=device, weights_only=True))
+        progress: dict[str, Any] = json.loads((source / PROGRESS).read_text())
         return progress
 
     def clean(self) -> None:
         """Remove what a killed process left half written."""
         for path in self.folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _problem(place: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is whole."""
+    try:
+        if (place / CHECKSUMS).exists():
+            wanted = json.loads((place / CHECKSUMS).read_text())
+            wrong = [name for name in FILES if _checksum(place / name) != wanted[name]]
+            return f"the checksum of {wrong[0]} does not match" if wrong else None
+        load_file(place / WEIGHTS)
+        torch.load(place / OPTIMIZER, map_location="cpu", weights_only=True)
+        int(json.loads((place / PROGRESS).read_text())["step"])
+    except FileNotFoundError as error:
+        return f"{Path(error.filename or str(error)).name} is missing"
+    except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, *UNREADABLE) as error:
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from setstream.encode import GRADIENTS
 from setstream.errors import ConfigurationError
+from setstream.pool import AVERAGE
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "step", "cosine")
@@ -54,6 +55,8 @@ class TrainConfig:
     chunk_size: int = 8
     grad_chunks: int = 1
     features: str = "cache"  # of importance: in memory, in files under a folder (its path), or "recompute": constant memory
+
+    chunks: str | None = None  # "average": train a model that is not consistent on the mean over chunks, not on whole sets
 
     init_from: str | None = None  # a run folder or a file of weights to begin with
     freeze: list[str] = field(default_factory=list)  # beginnings of names of parameters that stay as they are
@@ -100,6 +103,7 @@ class TrainConfig:
             "weight_decay must not be negative": self.weight_decay >= 0,
             "beta1 and beta2 lie between 0 and 1": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
             "gradient 'none' trains nothing": self.gradient != "none",
+            "chunks is 'average', or left out": self.chunks in (None, AVERAGE),
         }
         for rule, holds in bounds.items():
             if not holds:
@@ -152,8 +156,8 @@ def read_options(path: Path) -> dict[str, Any]:
     """The options in a TOML, YAML or JSON file."""
     if not path.is_file():
         raise ConfigurationError(f"there is no configuration file {path}")
-    text = path.read_text()
     try:
+        text = path.read_text()
         if path.suffix == ".toml":
             found: Any = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):
@@ -162,7 +166,7 @@ def read_options(path: Path) -> dict[str, Any]:
             found = json.loads(text)
         else:
             raise ConfigurationError(f"{path} is no configuration: its name must end in .toml, .yaml, .yml or .json")
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's, JSON's and UTF-8's errors are ValueErrors
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(found).__name__}")

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from setstream.durable import write_atomically
-from setstream.training.config import TrainConfig
+from setstream.errors import ConfigurationError
+from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
 from setstream.training.trainer import Trainer
 
@@ -28,6 +29,11 @@ def cross_validate(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[dict[str, float]]:
     """Train and test every fold; gives the test metrics of each, those of a repeat one after another."""
+    if config.task_options.get("split") is not None:
+        raise ConfigurationError(
+            f"task.split = {config.task_options['split']!r} says what is tested, so every fold would be the same run. Leave it "
+            "out to cross-validate, or use `setstream train` with it, once for each seed"
+        )
     found = []
     for repeat in range(repeats):
         for fold in range(folds):
@@ -39,7 +45,7 @@ def cross_validate(
                 outcome = Trainer(build(own), own, folder, shown=False).run()
                 if not outcome.done:
                     raise KeyboardInterrupt
-            found.append(json.loads(result.read_text())["metrics"])
+            found.append(read_options(result)["metrics"])
             if progress is not None:
                 progress(len(found), folds * repeats)
     write_atomically(out / "crossval.json", json.dumps(summarise(found, repeats), indent=2))

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from setstream.data.served import SourceChunks
-from setstream.data.source import SetSource
 from setstream.encode import encode
 from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
@@ -27,7 +25,8 @@ from setstream.layout import Sets
 from setstream.model import SetModel
 from setstream.partition import Chunks
 from setstream.places import place_of
-from setstream.scale.scatter import are_sources, scatter_sets
+from setstream.scale.scatter import scatter_sets
+from setstream.sets.source import SetSource
 
 Batch = dict[str, Any]
 
@@ -48,17 +47,16 @@ class Encode:
         grad_chunks: int = 1,
         group: ProcessGroup | None = None,
         features: str = "cache",
+        chunks: str | None = None,
     ) -> None:
         self.gradient, self.chunk_size, self.grad_chunks, self.group = gradient, chunk_size, grad_chunks, group
-        self.features = features
+        self.features, self.chunks = features, chunks
 
     def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
         """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
         mine: Any = sets
         if self.group is not None:
             mine, mask = scatter_sets(sets, mask, self.group), None
-        if are_sources(mine):
-            mine = SourceChunks(mine, self.chunk_size, "blocks" if encoder.training else "contiguous")
         return encode(
             encoder,
             mine,
@@ -67,7 +65,8 @@ class Encode:
             gradient=self.gradient,
             grad_chunks=self.grad_chunks,
             group=self.group,
-            features=self.features,
+            features=self.features if self.gradient == "importance" else None,
+            chunks=self.chunks,
         )
 
     def sees(self, sets: Tensor) -> Tensor:

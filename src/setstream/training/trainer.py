@@ -14,13 +14,12 @@ bit, as one that was not.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from setstream.durable import write_atomically
-from setstream.errors import ConfigurationError, NonFiniteError
+from setstream.durable import locked, write_atomically
+from setstream.errors import ConfigurationError, ConsistencyError, NonFiniteError
 from setstream.model import SetModel
 from setstream.training.allocator import keep_freed_memory
 from setstream.training.checkpoint import Checkpoints
-from setstream.training.config import FREE, TrainConfig
+from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.optimizer import make_optimizer
 from setstream.training.processes import Processes, choose_device, local_rank
 from setstream.training.progress import Progress
@@ -92,6 +91,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
         self.model = task.build(config.model, **config.model_options).to(self.device)
+        self._check_chunks()
         freeze(self.model, config.freeze)
         self.optimizer = make_optimizer(self.model, config, self.device)
         self.step = 0
@@ -103,14 +103,15 @@ class Trainer:
 
     def run(self, *, resume: bool = True) -> Result:
         """Train to the end, or until interrupted (Ctrl-C or SIGTERM save and stop)."""
-        with self._lock():
+        # Two processes that train in one folder would spoil each other's checkpoints.
+        with locked(self.folder, "training") if self.processes.first else nullcontext():
             finished = self._open(resume)
             return self._run() if finished is None else finished
 
     def _run(self) -> Result:
         config, own = self.config, self.processes
         group = own.group if config.parallel == "set" else None
-        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features)
+        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features, config.chunks)
         module: nn.Module = _Step(self.task, self.model, encode)
         if own.world > 1 and config.parallel == "data":
             module = DistributedDataParallel(module)
@@ -158,41 +159,48 @@ class Trainer:
                 progress.say(f"{title}  done  {_text(final)}")
         return Result(self.step, True, final, self.folder)
 
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Hold the run folder: two processes that train in one would spoil each other's checkpoints."""
-        if not self.processes.first:
-            yield
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigurationError(f"{self.folder}: another process is training in this folder") from error
-            yield
+    def _check_chunks(self) -> None:
+        """A model that is not consistent is trained on whole sets, unless the mean over chunks was asked for."""
+        config, pool = self.config, self.model.encoder.pool
+        cut = config.gradient not in ("full", "subset") or (config.parallel == "set" and self.processes.world > 1)
+        if cut and pool.refuse_chunks(config.chunks):
+            raise ConsistencyError(
+                f"{config.model} is not mini-batch consistent: with gradient = {config.gradient} and parallel = "
+                f"{config.parallel} it would be trained on pieces of its sets, as another model. Train it with --gradient full "
+                "on whole sets (subset: on a part of them), or, if you want the mean over chunks, with -o chunks=average"
+            )
 
     def _open(self, resume: bool) -> Result | None:
         """Make the run folder, or go on in it; a run that is finished already is given back as it was."""
         options = json.dumps(self.config.to_dict(), indent=2)
         written = self.folder / "config.json"
-        steps = self.checkpoints.steps()
         if written.exists():
             if not resume:
                 raise ConfigurationError(f"{self.folder} already holds a run: resume it, or choose another folder")
-            self._must_match(json.loads(written.read_text()))
+            self._must_match(read_options(written))
             result = self.folder / "result.json"
             if result.exists():
-                found = json.loads(result.read_text())
+                found = read_options(result)
                 load_weights(self.model, self.folder / "model.safetensors")
                 self.step = found["step"]
                 return Result(self.step, True, found["metrics"], self.folder)
+        damaged = self.checkpoints.damaged()
+        if damaged and len(damaged) == len(self.checkpoints.steps()):
+            raise ConfigurationError(
+                f"{self.folder}: no checkpoint is whole ({'; '.join(damaged.values())}): bring back a copy of "
+                f"{self.checkpoints.folder}, or move it away to train from the beginning"
+            )
         self.processes.wait()
         if self.processes.first:
+            for step, problem in damaged.items():
+                place = self.checkpoints.set_aside(step)
+                warnings.warn(f"the checkpoint of step {step} is damaged, and kept as {place}: {problem}", stacklevel=2)
             (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             self.checkpoints.clean()
             write_atomically(written, options)
             write_atomically(self.folder / "environment.json", json.dumps(environment(self.device), indent=2))
+        self.processes.wait()
+        steps = self.checkpoints.steps()
         if steps:
             progress = self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)
             self.step, self.losses = int(progress["step"]), list(progress.get("losses", []))

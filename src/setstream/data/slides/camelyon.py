@@ -19,8 +19,8 @@ from setstream.data.dataset import SetDataset
 from setstream.data.recognise import FILES
 from setstream.data.slides.folder import find_slides
 from setstream.data.slides.source import SlideSource
-from setstream.data.source import SetSource
 from setstream.errors import DataError
+from setstream.sets.source import SetSource
 
 #: Slides of each split in the paper.
 PAPER = {"train": 270, "test": 129}

@@ -15,10 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from setstream.data.files import need
+from setstream.data.files import need, read_h5, reading
 from setstream.data.slides.grid import Grid
 from setstream.durable import whole_or_nothing
 from setstream.errors import DataError
+
+#: Pixels along a side of a patch, at any level: a file that says more is damaged.
+LARGEST_PATCH = 2**14
 
 
 def write_coords(file: Any, grid: Grid, folder: Path) -> None:
@@ -38,14 +41,13 @@ def read_grid(path: str | Path) -> Grid:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    try:
-        with need("h5py").File(path, "r") as file:
-            if "coords" not in file:
-                raise DataError(f"{path}: has no 'coords'; its keys are {sorted(file)}")
-            coords = np.asarray(file["coords"]).reshape(-1, 2).astype(np.int64)
-            says = dict(file["coords"].attrs)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read, it may be cut off or of another kind: {error}") from error
+    coords, says = read_h5(path, "coords")
+    with reading(path):
+        return _grid(coords.reshape(-1, 2).astype(np.int64), says, path)
+
+
+def _grid(coords: np.ndarray, says: dict[str, Any], path: Path) -> Grid:
+    """The patches at these places, from what the file says about them."""
     size = says.get("patch_size")
     extent = says.get("patch_size_level0")
     if extent is None and size is not None and "downsample" in says:  # CLAM: pixels of a level, and that level's downsample
@@ -54,6 +56,8 @@ def read_grid(path: str | Path) -> Grid:
         raise DataError(
             f"{path}: 'coords' must say patch_size and patch_size_level0 (or downsample, as CLAM); it says {sorted(says)}"
         )
+    if not (0 < int(size) <= LARGEST_PATCH and 0 < int(extent) <= LARGEST_PATCH):
+        raise DataError(f"{path}: patches of {size} pixels, {extent} at level 0; both are from 1 to {LARGEST_PATCH}")
     scanned = float(says.get("level0_magnification", np.nan))
     width, height = says.get("level0_width", 0), says.get("level0_height", 0)
     return Grid(

@@ -22,6 +22,8 @@ TISSUE, PATCHES = (0, 140, 60), (30, 70, 220)
 COLOURS = np.array([(48, 18, 130), (40, 120, 240), (60, 210, 130), (245, 215, 50), (200, 20, 10)], np.float64)
 #: How much of a heat map's colour covers the slide.
 OPACITY = 0.6
+#: Pixels that are coloured at a time.
+BLOCK = 2**18
 
 
 def thumbnail_for(slide: Slide, grid: Grid, longest: int = LONGEST) -> tuple[np.ndarray, float]:
@@ -83,10 +85,12 @@ def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
     for patches, pixels in pixels_of(grid, downsample, (picture.shape[0], picture.shape[1])):
         total += np.bincount(pixels, scaled[patches], size)
         count += np.bincount(pixels, minlength=size)
-    seen = count > 0
-    flat = picture.reshape(-1, 3).astype(np.float64)
-    flat[seen] += OPACITY * (colour(total[seen] / count[seen]) - flat[seen])
-    return flat.round().astype(np.uint8).reshape(picture.shape)
+    flat = picture.reshape(-1, 3).copy()
+    for start in range(0, size, BLOCK):
+        seen = start + np.flatnonzero(count[start : start + BLOCK])
+        below = flat[seen].astype(np.float64)
+        flat[seen] = (below + OPACITY * (colour(total[seen] / count[seen]) - below)).round().astype(np.uint8)
+    return flat.reshape(picture.shape)
 
 
 def save_png(path: Path, picture: np.ndarray) -> None:

@@ -26,7 +26,7 @@ OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
 #: Downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal.
 TOLERANCE = 0.01
 #: Rows of the level that a thumbnail is made from are read in bands of about this many pixels.
-BAND_PIXELS = 4_000_000
+BAND_PIXELS = 1_000_000
 #: Files that OpenSlide opens, by their ending.
 SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")
 

@@ -2,7 +2,7 @@
 
 source = SlideSource("a.svs")                                  cut on first use: tissue, grid, 20x, 256 pixels
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
-z = ss.encode(encoder, ss.Chunks(source.chunks(256)))          elements (3, 256, 256), floats in [0, 1]
+z = ss.encode(encoder, source, chunk_size=256)          elements (3, 256, 256), floats in [0, 1]
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from setstream.data.files import FileSource, ImageFolderSource
 from setstream.data.slides.grid import Grid, GridOptions, cut
 from setstream.data.slides.layout import read_grid
 from setstream.data.slides.pyramid import Slide
-from setstream.data.source import Metadata
 from setstream.durable import whole_or_nothing
 from setstream.errors import ConfigurationError, DataError, ShapeError
+from setstream.sets.source import Metadata
 
 
 def as_floats(patches: Tensor) -> Tensor:

@@ -18,14 +18,14 @@ from sklearn.utils.multiclass import type_of_target
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from setstream.data.part import PartSource
-from setstream.data.source import ArraySource, SetSource
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.classifier import class_loss
 from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.regressor import read_numbers, square_loss
 from setstream.integrations.sklearn.sets import Sources, check_lengths
 from setstream.model import SetModel
+from setstream.sets.part import PartSource
+from setstream.sets.source import ArraySource, SetSource
 
 TEMPERATURE = 0.1
 #: Width of the space in which halves are compared.

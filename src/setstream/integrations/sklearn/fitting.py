@@ -20,7 +20,6 @@ from setstream.integrations.sklearn.network import StreamsHead
 from setstream.integrations.sklearn.sets import Sources, naming_the_set
 from setstream.model import SetModel
 from setstream.stream import evaluating
-from setstream.tasks.mil.task import as_sets
 from setstream.training.config import TrainConfig
 from setstream.training.optimizer import make_optimizer
 from setstream.training.progress import Progress
@@ -47,8 +46,6 @@ class SetsEncode:
         given: Any = sets
         if small:
             given = [one.tensor().to(home, torch.float32) for one in sets]
-        elif gradient == "subset" and torch.is_grad_enabled():  # what is not drawn is not read
-            gradient, given = "full", as_sets(sets, self.chunk_size, home, seen=self.chunk_size * self.grad_chunks)
         return Encode(gradient, self.chunk_size, self.grad_chunks)(model.encoder, given)
 
 

@@ -22,9 +22,9 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import Tensor
 
 from setstream.data.dataset import SetDataset
-from setstream.data.source import ArraySource, SetSource
 from setstream.errors import NonFiniteError, ShapeError
 from setstream.layout import from_array
+from setstream.sets.source import ArraySource, SetSource
 
 Sources = list[SetSource]
 PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give sets of their own as a list"

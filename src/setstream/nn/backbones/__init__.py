@@ -19,7 +19,7 @@ from setstream.nn.backbones.base import Backbone
 from setstream.nn.backbones.efficientnet_lite import efficientnet_lite0
 from setstream.nn.backbones.resnet import resnet18
 from setstream.nn.backbones.small import small
-from setstream.places import find
+from setstream.places import find, follows_file
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
@@ -35,9 +35,13 @@ def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn
               backbone knows (efficientnet-lite0: "imagenet"); None: random.
     options:  of the backbone.
 
+    When a saved model is opened, the weights of our backbones come from its folder: the file `weights` is not read again.
+
     Your function takes `weights` (if you give any) and the options, and gives a module with an attribute `out_dim`. It gets
     images (n, 3, H, W) as they come: bytes, or floats in [0, 1].
     """
+    if follows_file() and name in BACKBONES:
+        weights = None
     given = options if weights is None else {"weights": weights, **options}
     build = BACKBONES.get(name) or _imported(name)
     try:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from setstream.model import SetModel
+from setstream.pool import AVERAGE
 from setstream.serve.answers import as_json
 from setstream.serve.playground.messages import MOST_POINTS, Append, Clear, Compare, Draw, Order, Put, Rewind
 from setstream.serve.problems import BadMessage
@@ -93,7 +94,7 @@ class Clusters:
 
     def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
         self.points, self.labels, self.truth, self.count = points, labels, truth, 0
-        self.streams = {name: model.stream() for name, model in self.models.items()}
+        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
 
     def _mixture(self, mixture: DiagonalMixture) -> dict[str, Any]:
         return {"nll": float(mixture.nll(self.points.unsqueeze(0))), "mixture": as_json(mixture)}

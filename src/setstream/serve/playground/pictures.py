@@ -13,6 +13,7 @@ from torch import Tensor
 
 from setstream.errors import PrecisionError
 from setstream.model import SetModel
+from setstream.pool import AVERAGE
 from setstream.serve.playground.messages import SIDE, Paint, Truth
 from setstream.stream import SetStream
 from setstream.tasks.completion.field import Field
@@ -64,7 +65,7 @@ class Picture:
                 return stream
         except PrecisionError:  # they had almost all of the weight: what is left is computed anew
             pass
-        stream = self.models[name].stream()
+        stream = self.models[name].stream(chunks=AVERAGE)
         if self.known:
             stream.update(self._rows(self.known))
         return stream
@@ -72,7 +73,7 @@ class Picture:
     def _begin(self) -> None:
         self.truth = None
         self.known = {}
-        self.streams = {name: model.stream() for name, model in self.models.items()}
+        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
 
     def _rows(self, pixels: dict[int, Colour]) -> Tensor:
         """Pixels as the models take them: place and colour (1, n, 5)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from setstream.model import SetModel
+from setstream.pool import AVERAGE
 from setstream.tasks.clustering.mixtures import DiagonalMixture
 
 #: The paper's names, and what they mean.
@@ -48,7 +49,7 @@ def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = 
 @torch.no_grad()
 def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> Iterator[DiagonalMixture]:
     """What the model says of one set (N, D) after each chunk."""
-    stream = model.stream()
+    stream = model.stream(chunks=AVERAGE)
     for chunk in chunks:
         stream.update(points[chunk].unsqueeze(0))
         yield stream.predict()
@@ -59,7 +60,7 @@ def stream_ends(model: SetModel, points: Tensor, labels: Tensor, seed: int = 0) 
     """What the model says of one set (N, D) at the end of each of the four streams."""
     ends = {}
     for kind in STREAMS:
-        stream = model.stream()
+        stream = model.stream(chunks=AVERAGE)
         for chunk in stream_order(kind, labels, torch.Generator().manual_seed(seed)):
             stream.update(points[chunk].unsqueeze(0))
         ends[kind] = stream.predict()

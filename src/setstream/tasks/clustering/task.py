@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from setstream.model import SetModel
+from setstream.pool import AVERAGE
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
 from setstream.tasks.clustering.models import MODELS, MixtureHead
 from setstream.training.seeds import mix
@@ -97,7 +98,7 @@ class Clustering(Task):
     @torch.no_grad()
     def predict(self, model: SetModel, points: Tensor) -> DiagonalMixture:
         """The mixtures of sets of points, given chunk by chunk."""
-        stream = model.stream()
+        stream = model.stream(chunks=AVERAGE)
         for chunk in points.to(_device(model)).split(self.test_chunk, dim=1):
             stream.update(chunk)
         mixture: DiagonalMixture = stream.predict()

@@ -18,6 +18,7 @@ from torch import Tensor
 from setstream.data.images import Images, celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
+from setstream.pool import AVERAGE
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
 from setstream.training.seeds import mix
@@ -147,7 +148,7 @@ class Completion(Task):
 
     def predict(self, model: SetModel, context: Tensor, chunk: int | None = None) -> Field:
         """The images as the model sees them after the context (B, N, 2 + C), given chunk by chunk."""
-        stream = model.stream()
+        stream = model.stream(chunks=AVERAGE)
         for piece in context.split(chunk or self.test_chunk, dim=1):
             stream.update(piece)
         field: Field = stream.predict()

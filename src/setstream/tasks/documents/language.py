@@ -47,7 +47,7 @@ def place_of(name: str) -> Path:
 @cache
 def tokenizer_of(name: str) -> Any:
     """The tokenizer that belongs to a model."""
-    return transformers().AutoTokenizer.from_pretrained(place_of(name))
+    return transformers().AutoTokenizer.from_pretrained(place_of(name), trust_remote_code=False)
 
 
 class Pretrained(NamedTuple):
@@ -62,7 +62,7 @@ class Pretrained(NamedTuple):
 def read_pretrained(name: str) -> Pretrained:
     """The model of a name or folder."""
     tokenizer = tokenizer_of(name)
-    model = transformers().AutoModel.from_pretrained(place_of(name), dtype=torch.float32)
+    model = transformers().AutoModel.from_pretrained(place_of(name), dtype=torch.float32, trust_remote_code=False)
     words = model.get_input_embeddings().weight.detach()
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
     if first is None or last is None:

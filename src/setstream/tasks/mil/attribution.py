@@ -9,28 +9,33 @@ Attention takes two passes in constant memory: one for the state of the whole ba
 divided by the state's normaliser. Models that need their whole bag (ab-mil, ds-mil) keep the features of all elements, not
 the elements.
 
+Where weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots gives what it
+gives for one, so a Set Transformer behind the pool reads one slot for each element, and `alone` costs little more than φ.
+
 Attention alone also falls on what speaks against the label, and gradients of the logit are no substitute: once a model is sure,
 its head is saturated and they are noise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from setstream.data.source import SetSource
-from setstream.errors import DataError
+from setstream.errors import ConfigurationError, DataError
 from setstream.model import SetModel
-from setstream.nn import GatedAttention
+from setstream.nn import PMA, SAB, GatedAttention
 from setstream.pool import Pool
 from setstream.pools import UMBC, ChunkMean, HierarchicalSSE, Parallel, Projected
+from setstream.sets.source import SetSource
 from setstream.state import State
 from setstream.stream import evaluating
-from setstream.tasks.mil.models import BothStreams
+from setstream.tasks.mil.models import BagHead, BothStreams
 
+#: By name, as they are written.
+SCORES = ("evidence", "alone", "attention", "instance")
 #: Bags of one element that go through the head at a time: each is as large as the slots of a whole bag.
 SINGLES = 64
 
@@ -48,8 +53,11 @@ class Scores:
         return float(self.logits.sigmoid().mean())
 
 
-def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024) -> Scores:
-    """The logits of a bag and the scores of its elements, in the order of the source."""
+def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, scores: Collection[str] | None = None) -> Scores:
+    """The logits of a bag and the scores of its elements, in the order of the source.
+
+    scores: which ones are computed; all that the model has unless given.
+    """
     encoder = model.encoder
     pool = encoder.pool
     device = encoder.home() or torch.device("cpu")
@@ -59,36 +67,88 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024) -
             for chunk in source.chunks(chunk_size):
                 state = encoder.update(state, chunk.to(device)[None])
             logits = model.finalize(state)
+            rules = _chosen(_rules(model, _streamed_attention(pool, state)), scores)
             pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
-            found = [_scores(model, features, _streamed_attention(pool, state)) for features in pieces]
-        else:
-            if not len(source):
-                raise DataError(f"{source.id or 'this bag'} has no elements, and the model has no answer for that")
-            whole = torch.cat([encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size)])
-            logits = model.head(pool(whole[None]))
-            found = [_scores(model, whole, _whole_attention(pool))]
-        if not found:
-            found = [_scores(model, encoder.features(source.read(0, 0).to(device)), _streamed_attention(pool, state))]
-    return Scores(logits[0].cpu(), {name: torch.cat([own[name] for own in found]).cpu() for name in found[0]})
+            return Scores(logits[0].cpu(), _filled(rules, pieces, len(source)))
+        if not len(source):
+            raise DataError(f"{source.id or 'this bag'} has no elements, and the model has no answer for that")
+        whole = torch.cat([encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size)])
+        logits = model.head(pool(whole[None]))
+        rules = _chosen(_rules(model, _whole_attention(pool)), scores)
+        return Scores(logits[0].cpu(), _filled(rules, iter([whole]), len(whole)))
+
+
+def _filled(rules: dict[str, Rule], pieces: Iterator[Tensor], count: int) -> dict[str, Tensor]:
+    """The scores of all elements, written in place: nothing of a chunk is kept."""
+    found = {name: torch.empty(count) for name in SCORES if name in rules}
+    start = 0
+    for features in pieces:
+        stop = start + len(features)
+        known: dict[str, Tensor] = {}
+        for name, rule in rules.items():
+            known[name] = rule(features, known)
+            found[name] = found[name].to(known[name].dtype)  # float64 models have scores of that type
+            found[name][start:stop] = known[name]
+        start = stop
+    return found
 
 
 # Features (n, in_dim) to weights (n,).
 Weigh = Callable[[Tensor], Tensor]
 
 
-def _scores(model: SetModel, features: Tensor, weigh: Weigh | None) -> dict[str, Tensor]:
-    """All scores of some elements, from their features."""
+# Features (n, in_dim), and the scores that are computed before it, to one score (n,).
+Rule = Callable[[Tensor, dict[str, Tensor]], Tensor]
+
+
+def _rules(model: SetModel, weigh: Weigh | None) -> dict[str, Rule]:
+    """How each score that a model has is computed. Those that others are made of come first."""
     pool = model.encoder.pool
-    singles = [model.head(pool(own.unsqueeze(1)))[:, -1] for own in features.split(SINGLES) if len(own)]
-    alone = torch.cat(singles) if singles else features.new_empty(0)
-    scores = {"evidence": alone.sigmoid(), "alone": alone}
+    alone = _alone(model)
+    rules: dict[str, Rule] = {"alone": lambda features, _: alone(features)}
     if weigh is not None:
-        scores["attention"] = weigh(features)
-        scores["evidence"] = scores["attention"] * scores["evidence"]
+        rules["attention"] = lambda features, _: weigh(features)
+    rules["evidence"] = lambda _, known: known["alone"].sigmoid() * known.get("attention", 1.0)
     stream = pool.pools["instance"] if isinstance(pool, Parallel) and "instance" in pool.pools else None
     if isinstance(stream, Projected):
-        scores["instance"] = stream.module(features)[:, 0]
-    return scores
+        rules["instance"] = lambda features, _: stream.module(features)[:, 0]
+    return rules
+
+
+def _chosen(rules: dict[str, Rule], scores: Collection[str] | None) -> dict[str, Rule]:
+    """The scores that are asked for, and those that they are made of."""
+    missing = [name for name in scores or () if name not in rules]
+    if missing:
+        raise ConfigurationError(
+            f"this model has no {missing[0]!r} scores; it has {', '.join(name for name in SCORES if name in rules)}"
+        )
+    wanted = set(rules if scores is None else scores)
+    wanted |= {"alone", "attention"} if "evidence" in wanted else set()
+    return {name: rule for name, rule in rules.items() if name in wanted}
+
+
+def _alone(model: SetModel) -> Weigh:
+    """The bag logit of each element as a bag of its own."""
+    pool, head = model.encoder.pool, model.head
+    bag = _bag_pool(pool)
+    if isinstance(bag, UMBC) and _equal_slots(bag) and isinstance(head, BagHead) and _ignores_repeats(head.decoder):
+        return lambda features: head.decoder(bag.norm(bag.value(features)).unsqueeze(1))[:, -1]
+    return lambda features: torch.cat([model.head(pool(own.unsqueeze(1)))[:, -1] for own in features.split(SINGLES)])
+
+
+def _equal_slots(pool: UMBC) -> bool:
+    """Whether all slots of a bag with one element hold its value."""
+    return type(pool) is UMBC and pool.activation.normalise and not pool.slot_residual
+
+
+def _ignores_repeats(decoder: nn.Module) -> bool:
+    """Whether nothing but attention mixes the slots, up to the seeds that read them: equal slots count as one then."""
+    for module in decoder if isinstance(decoder, nn.Sequential) else ():
+        if isinstance(module, PMA):
+            return True
+        if not isinstance(module, SAB | nn.Dropout):
+            return False
+    return False
 
 
 def _bag_pool(pool: Pool) -> Pool:

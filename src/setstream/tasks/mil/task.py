@@ -16,11 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from setstream.data import SetSource
-from setstream.data.served import SourceChunks
 from setstream.encode import encode as encode_sets
 from setstream.errors import ConfigurationError
 from setstream.model import SetModel
-from setstream.partition import Chunks
 from setstream.tasks.mil.bags import CLASSIC, Bags, classic, folds, stored
 from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS
@@ -104,9 +102,7 @@ class Mil(Task):
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """Cross-entropy of every stream, averaged."""
         label = batch["label"].unsqueeze(1)
-        seen = encode.chunk_size * encode.grad_chunks if encode.gradient == "subset" else None
-        whole = encode.gradient == "full" or not model.encoder.pool.consistent
-        sets = as_sets(batch["bags"], encode.chunk_size, model.encoder.home(), whole=whole, seen=seen)
+        sets = as_sets(batch["bags"], model.encoder.home(), vectors=encode.gradient != "subset")
         logits = model.head(encode(model.encoder, sets))
         weight = torch.where(label > 0, self.weights[1], self.weights[0]).expand_as(logits)
         return F.binary_cross_entropy_with_logits(logits, label.expand_as(logits), weight)
@@ -114,12 +110,11 @@ class Mil(Task):
     @torch.no_grad()
     def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
         """p of each bag; in chunks, unless the model needs whole bags."""
-        encoder, whole = model.encoder, not model.encoder.pool.consistent
+        gradient = "none" if model.encoder.pool.consistent else "full"
         found = []
         for bag in bags:
-            sets = as_sets([bag], self.test_chunk, encoder.home(), whole=whole, shuffle=False)
-            chunk_size = len(sets[0]) if whole and isinstance(sets, list) else self.test_chunk
-            z = encode_sets(encoder, sets, chunk_size=max(1, chunk_size), gradient="none")
+            sets = as_sets([bag], model.encoder.home())
+            z = encode_sets(model.encoder, sets, chunk_size=self.test_chunk, gradient=gradient)
             found.append(model.head(z).sigmoid().mean(1).cpu())
         return torch.cat(found)
 
@@ -137,24 +132,9 @@ class Mil(Task):
         return found | {"error": 1 - found["accuracy"], "bags": float(len(self.test))}
 
 
-def as_sets(
-    bags: Sequence[Bag],
-    chunk_size: int,
-    home: torch.device | None,
-    *,
-    whole: bool = False,
-    seen: int | None = None,
-    shuffle: bool = True,
-) -> list[Tensor] | Chunks:
-    """Bags as `encode` takes them: tensors and files of features in memory, files of images in chunks, of contiguous blocks.
-
-    whole: images in memory, too; seen: as many random instances of each file, and no more; shuffle: blocks in random order.
-    """
-    sources = [bag for bag in bags if not isinstance(bag, Tensor)]
-    if sources and seen is not None:
-        chosen = [torch.randperm(len(source))[:seen].sort().values for source in sources]
-        return [source.take(own).to(home) for source, own in zip(sources, chosen, strict=True)]
-    if sources and not whole and len(sources[0].shape) > 1:
-        partition = "blocks" if shuffle else "contiguous"
-        return SourceChunks(sources, chunk_size, partition)
-    return [bag.to(home) if isinstance(bag, Tensor) else bag.tensor().to(home) for bag in bags]
+def as_sets(bags: Sequence[Bag], home: torch.device | None, *, vectors: bool = True) -> list[Any]:
+    """Bags as `encode` takes them: in memory; but files of images, and of vectors unless they are to be read, as sources."""
+    return [
+        bag.to(home) if isinstance(bag, Tensor) else bag.tensor().to(home) if vectors and len(bag.shape) == 1 else bag
+        for bag in bags
+    ]

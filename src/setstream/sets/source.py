@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.ahead import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.layout import from_array
+from setstream.sets.prefetch import read_ahead
 
 PARTITIONS = ("contiguous", "blocks", "random")
 # Gaps of up to this many elements are read over rather than sought over.
@@ -110,6 +110,11 @@ class SetSource(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {len(self)} x {tuple(self.shape)}, {self.dtype})"
+
+
+def are_sources(sets: Any) -> TypeGuard[Sequence[SetSource]]:
+    """Whether these are sets that lie in sources, one source each."""
+    return isinstance(sets, list | tuple) and bool(sets) and all(isinstance(source, SetSource) for source in sets)
 
 
 class Pieces:

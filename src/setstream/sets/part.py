@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from setstream.data.source import SetSource
 from setstream.errors import ConfigurationError
+from setstream.sets.source import SetSource
 
 
 class PartSource(SetSource):

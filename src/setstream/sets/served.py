@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from setstream.data.ahead import read_ahead
-from setstream.data.part import PartSource
-from setstream.data.source import SetSource
 from setstream.partition import Chunks
+from setstream.sets.part import PartSource
+from setstream.sets.prefetch import read_ahead
+from setstream.sets.source import SetSource
 
 
 class SourceChunks(Chunks):

@@ -1,0 +1,234 @@
+"""A connection, with bounds: uvicorn has none on what comes before a request and after it.
+
+    no request, or half of its headers        closed after head_seconds; between two requests after idle_seconds
+    a long URL, or long headers               414, 431
+    a body that arrives too slowly            408 (the guard sees to it, as it reads bodies)
+    an answer was given, the body still comes closed after DRAIN seconds
+    an answer that is not read                closed after UNREAD seconds
+    more connections than the server takes    one that keeps us waiting is closed; 503 if all are at work
+
+Who waits longest goes first: connections that never brought a request, then those between two, then bodies on their way. A
+request that is here as a whole is never dropped. So silent clients cannot keep others out, however many they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from functools import cache, partial
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from setstream.serve.guard import Guard
+from setstream.serve.log import logger
+
+DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
+# Seconds that a connection may wait before another takes its place: a request that is on its way has arrived by then. Until
+# then there may be more connections than there should be, up to so many times as many.
+YOUNG, OVERFLOW = 2.0, 8
+# Bytes that the parser gets at a time until the headers are there.
+HEAD_PIECE = 4096
+
+
+class Crowd:
+    """The connections of one server that keep it waiting, longest first in each line."""
+
+    def __init__(self) -> None:
+        self.new: OrderedDict[Connection, float] = OrderedDict()
+        self.idle: OrderedDict[Connection, float] = OrderedDict()
+        self.bodies: OrderedDict[Connection, float] = OrderedDict()
+        self.lines = (self.new, self.idle, self.bodies)
+
+    @staticmethod
+    @cache
+    def room(most: int) -> int:
+        """How many connections there may be for a short time, with some files left for the store."""
+        try:
+            import resource
+        except ModuleNotFoundError:  # Windows
+            return OVERFLOW * most
+        return max(1, min(OVERFLOW * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
+
+    def first(self, but: Connection) -> tuple[Connection, float] | None:
+        """Who should go, and since when it waits."""
+        return next((own for line in self.lines for own in line.items() if own[0] is not but), None)
+
+
+class Refusal(Exception):
+    """Raised in the parser: this request is answered before it is a request."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of one client."""
+
+    def __init__(self, guard: Guard, crowd: Crowd, *values: Any, **named: Any) -> None:
+        super().__init__(*values, **named)
+        self.options, self.metrics, self.crowd = guard.options, guard.metrics, crowd
+        self.most = self.limit_concurrency or 0
+        self.limit_concurrency = None
+        self.url = b""
+        self.head: int | None = None  # bytes of a request's headers so far; None: no request has begun, or its headers are here
+        self.body_comes = self.served = self.deaf = False
+        self.refusal = (400, "this is no HTTP request")
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    # -- in which line, until when ------------------------------------------------------------------------------------
+
+    def _wait(self, line: OrderedDict[Connection, float] | None, seconds: float | None, reason: str = "") -> None:
+        """Wait for the client in a line (None: it waits for us); close the connection after so many seconds."""
+        for own in self.crowd.lines:
+            own.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if line is not None:
+            line[self] = self.loop.time()
+        if seconds is not None:
+            self._deadline = self.loop.call_later(seconds, self._too_late, reason)
+
+    def _wait_for_request(self, reason: str, seconds: float) -> None:
+        self._wait(self.crowd.idle if self.served else self.crowd.new, seconds, reason)
+
+    def _too_late(self, reason: str) -> None:
+        if reason == "headers" and self.head is not None:
+            self.refuse(408, f"the headers took longer than {self.options.head_seconds:g} s to arrive")
+        else:
+            self._drop(reason, self.transport.close)
+
+    def _drop(self, reason: str, close: Any) -> None:
+        self.metrics.dropped.labels(reason).inc()
+        self.connections.discard(self)
+        self._wait(None, None)
+        close()
+
+    def refuse(self, status: int, detail: str) -> None:
+        """Answer what is no request, and close: not at once, as unread bytes would take the answer back."""
+        body = json.dumps({"detail": detail}).encode()
+        head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
+        self.transport.write(b"".join([*head, b"content-length: %d\r\n\r\n" % len(body), body]))
+        logger.info("refused", extra={"facts": {"status": status, "problem": detail}})
+        self.metrics.requests.labels("other", "other", str(status)).inc()
+        self.deaf = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._wait(self.crowd.new, LINGER, "refused")
+
+    # -- what asyncio calls -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A new one: if there are too many now, another goes."""
+        super().connection_made(transport)
+        self._wait_for_request("headers", self.options.head_seconds)
+        excess = len(self.connections) - self.most
+        if excess > 0:
+            found = self.crowd.first(but=self)
+            if found is None:
+                self.limit_concurrency = 0  # uvicorn answers 503
+            elif len(self.connections) > self.crowd.room(self.most) or self.loop.time() - found[1] > YOUNG:
+                found[0]._drop("displaced", found[0].transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._wait(None, None)
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Give bytes to the parser, a little at a time until it has seen all headers."""
+        place = 0
+        while place < len(data) and not self.deaf and not self.transport.is_closing():
+            piece = data[place:] if self.body_comes else data[place : place + HEAD_PIECE]
+            super().data_received(piece)
+            place += len(piece)
+            if self.head is None or self.deaf:
+                continue
+            self.head += len(piece)
+            if len(self.url) > self.options.max_url:
+                self.refuse(*self._too_long_url())
+            elif self.head > self.options.max_headers + HEAD_PIECE:
+                self.refuse(*self._too_long_headers())
+
+    def pause_writing(self) -> None:
+        """The client does not read what we send."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(UNREAD, partial(self._drop, "unread", self.transport.abort))
+
+    def resume_writing(self) -> None:
+        """It does."""
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
+
+    # -- what the parser calls ----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self.head = 0
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait_for_request("headers", self.options.head_seconds)
+
+    def on_headers_complete(self) -> None:
+        """All headers are there."""
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if len(self.url) > self.options.max_url:
+            self.refusal = self._too_long_url()
+        elif size > self.options.max_headers:
+            self.refusal = self._too_long_headers()
+        if self.refusal[0] != 400:
+            raise Refusal
+        self.head, self.body_comes = None, True
+        self._wait(self.crowd.bodies, None)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is there: the client waits for us now, or has its answer already."""
+        super().on_message_complete()
+        self.body_comes = False
+        if self.cycle is not None and self.cycle.response_complete:
+            self._wait_for_request("idle", self.options.idle_seconds)
+        else:
+            self._wait(None, None)
+
+    def on_response_complete(self) -> None:
+        """An answer was given."""
+        queued = bool(self.pipeline)
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        self.served = True
+        if self.transport.is_closing() or queued:
+            self._wait(None, None)
+        elif self.body_comes:
+            self._wait(self.crowd.bodies, DRAIN, "refused")
+        elif self.head is not None:
+            self._wait_for_request("headers", self.options.head_seconds)
+        else:
+            self._wait_for_request("idle", self.options.idle_seconds)
+
+    def handle_websocket_upgrade(self) -> None:
+        """WebSockets are connections too, and at most half of them."""
+        if sum(not isinstance(own, Connection) for own in self.connections) >= max(1, self.most // 2):
+            self.refuse(503, f"{max(1, self.most // 2)} WebSockets are open already: try again later")
+        else:
+            self.deaf = True  # another protocol reads on
+            self._wait(None, None)
+            super().handle_websocket_upgrade()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the parser could not read."""
+        self.refuse(*self.refusal)
+
+    def _too_long_url(self) -> tuple[int, str]:
+        return 414, f"a URL has at most {self.options.max_url} bytes"
+
+    def _too_long_headers(self) -> tuple[int, str]:
+        return 431, f"the request line and the headers have at most {self.options.max_headers} bytes"
+
+
+def connections_of(guard: Guard) -> partial[Connection]:
+    """What makes the connections of one server."""
+    return partial(Connection, guard, Crowd())
