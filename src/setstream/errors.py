@@ -5,8 +5,6 @@ Every error of the library is a `SetstreamError` and, where Python has a fitting
 what came, what was expected and what to do.
 """
 
-from collections.abc import Sequence
-
 
 class SetstreamError(Exception):
     """The base of all errors that setstream raises on purpose.
@@ -56,7 +54,7 @@ class RemovalError(SetstreamError, ValueError):
 class PrecisionError(SetstreamError, ArithmeticError):
     """What would be left after a removal is smaller than the rounding error of what was removed; `sets` says where."""
 
-    def __init__(self, message: str, sets: Sequence[int] = ()) -> None:
+    def __init__(self, message: str, sets: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.sets = list(sets)
 

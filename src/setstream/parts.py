@@ -240,7 +240,7 @@ class LogSums(Part):
                 f"cannot remove: in {int(slots.sum())} of {slots.numel()} slots (sets {sets[:8]}) what would be left is less "
                 f"than {1 / tolerance:.0f} times the rounding error of what was removed, or was never in the state. "
                 "Encode the remaining elements anew, or pass a larger tolerance to State.remove().",
-                sets,
+                tuple(sets),
             )
         fresh = {"shift": NOTHING}
         return type(self)(**{n: t.masked_fill(align(emptied, t), fresh.get(n, 0.0)) for n, t in rest.tensors.items()})
