@@ -23,10 +23,10 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 
 # One thread a worker: two workers on two cores are faster than one worker with two threads.
 test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block of the docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
 	HYPOTHESIS_PROFILE=deep OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/laws
 
 fuzz: $(STAMP)  ## 110,000 damaged inputs to every reader and to a server on this machine: up to an hour

@@ -95,6 +95,15 @@ def test_hdf5_output(tmp_path):
     assert_right(rows)
 
 
+@pytest.fixture(scope="module")
+def ray_cluster():
+    """One cluster for all tests that need a real one: it takes half a minute to start."""
+    with cluster(workers=2) as workers:
+        yield workers
+
+
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("ray_cluster")
 def test_ray_agrees_with_the_local_engine(tmp_path):
     table = write_table(tmp_path / "table")
     for data, name in ((files(), "files"), (table, "table")):
@@ -150,16 +159,16 @@ class Mortal(nn.Module):
         return self.linear(x)
 
 
-def test_a_lost_ray_worker_changes_nothing(tmp_path):
+@pytest.mark.xdist_group("ray")
+def test_a_lost_ray_worker_changes_nothing(tmp_path, ray_cluster):
     torch.manual_seed(0)
     phi = nn.Linear(4, 8)
     pool = ss.UMBC(8, num_slots=2, heads=2)
     dying = Mortal(str(tmp_path / "died"))
     dying.linear = phi
     local = {name: ss.SetEncoder(phi, pool).eval()([x]) for name, x in arrays().items()}
-    with cluster(workers=2) as workers:
-        encoder = ss.SetEncoder(dying, pool).eval()
-        states = dict(ray_states(encoder, files(), shares(files(), 64), workers, chunk_size=32))
+    encoder = ss.SetEncoder(dying, pool).eval()
+    states = dict(ray_states(encoder, files(), shares(files(), 64), ray_cluster, chunk_size=32))
     assert (tmp_path / "died").exists()
     encoder = ss.SetEncoder(dying, pool).eval()
     for name, state in states.items():
@@ -456,6 +465,8 @@ def test_rows_of_unknown_sets_are_reported_with_their_place(tmp_path):
     assert any("2.parquet, row group 1" in text and "sets with rows there lack them" in text for text in problems)
 
 
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("ray_cluster")
 def test_ray_leaves_out_bad_sets_and_names_them(tmp_path):
     table, problems = write_bad_table(tmp_path / "table"), []
     assert encode_sets(make(), table, tmp_path / "t.parquet", engine="ray", workers=2, on_bad=problems.append) == 1

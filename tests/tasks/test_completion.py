@@ -243,7 +243,7 @@ def test_folders_of_pictures(folder, tmp_path):
         Image.new("L", (9, 5), 200).save(tmp_path / split / "a.jpg")
     assert (pictures(tmp_path, 4)["test"].pixels == 200).all()
     (tmp_path / "test" / "b.png").write_bytes(b"no picture")
-    with pytest.raises(DataError, match="b.png: is no image"):
+    with pytest.raises(DataError, match="b.png: cannot be read"):
         pictures(tmp_path, 4)
 
 
