@@ -349,3 +349,18 @@ def test_open_takes_the_columns_of_tables(tmp_path):
     np.save(tmp_path / "a.npy", X)
     with pytest.raises(ConfigurationError, match="are of Parquet and Arrow tables"):
         ss.data.open(tmp_path / "a.npy", columns=["f1"])
+
+
+def test_an_image_that_claims_more_than_it_stores_is_not_decoded(tmp_path):
+    """A header says 9,000 x 9,000 pixels, and a few bytes follow: hundreds of MB before anybody would notice."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.tif")
+    content = bytearray((tmp_path / "a.tif").read_bytes())
+    for tag in (256, 257):  # width and height: tag, type, count, value
+        place = next(
+            at for at in range(0, len(content) - 12, 2) if struct.unpack_from("<HHI", content, at) in ((tag, 3, 1), (tag, 4, 1))
+        )
+        struct.pack_into("<HHII", content, place, tag, 4, 1, 9000)
+    (tmp_path / "a.tif").write_bytes(content)
+    assert Image.open(tmp_path / "a.tif").size == (9000, 9000)
+    with pytest.raises(DataError, match=r"a\.tif: declares 243,000,000 bytes"):
+        ss.data.open(tmp_path)[0].tensor()

@@ -291,8 +291,12 @@ class ZarrSource(KeyedSource):
 
 
 def read_image(file: Path, change: Callable[[Any], Any] = lambda picture: picture) -> np.ndarray:
-    """A picture as (H, W, 3) bytes. One beyond PIL's limit on pixels is an error like any other."""
+    """A picture as (H, W, 3) bytes. One beyond PIL's limit on pixels is an error, and so is one that claims too much.
+
+    A damaged header may claim a thousand times the pixels that the file holds; they would be made before that is noticed.
+    """
     with reading(file), need("PIL.Image", "report").open(file) as opened:
+        check_stored(file, 3 * opened.width * opened.height, file.stat().st_size)
         return np.array(change(opened.convert("RGB")))
 
 
