@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -63,8 +64,6 @@ with whole_or_nothing(pathlib.Path(sys.argv[1])) as hidden:
     elsewhere = left.replace(left.split(".")[2].partition("-")[0], "00000000")
     for name in (lives, elsewhere, "mine.writing.h5", ".mine"):
         (tmp_path / name).write_text("theirs")
-    (tmp_path / ".old.writing.h5").write_text("of 0.1")
-    os.utime(tmp_path / ".old.writing.h5", (time.time() - 2 * durable.FORGOTTEN,) * 2)
     write_atomically(tmp_path / "a.h5", "whole")
     assert sorted(os.listdir(tmp_path)) == sorted([lives, elsewhere, "mine.writing.h5", ".mine", "a.h5"])
 
@@ -87,3 +86,29 @@ def test_a_folder_is_held_by_one(tmp_path):
         pass
     with locked(tmp_path, "training"):  # and free again
         pass
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    """Old files whose names merely look like ours stay."""
+    old = time.time() - 10 * 86_400
+    (tmp_path / ".creative.writing").mkdir()
+    (tmp_path / ".notes.writing.md").write_text("mine")
+    for name in (".creative.writing", ".notes.writing.md"):
+        os.utime(tmp_path / name, (old, old))
+    write_atomically(tmp_path / "a.json", "{}")
+    assert (tmp_path / ".creative.writing").is_dir()
+    assert (tmp_path / ".notes.writing.md").read_text() == "mine"
+
+
+def test_threads_that_write_to_a_new_folder_do_not_remove_each_others_files(tmp_path):
+    for number in range(500):
+        (tmp_path / f"{number}.txt").touch()
+
+    def write(thread):
+        for number in range(20):
+            write_atomically(tmp_path / f"{thread}-{number}.json", "{}")
+
+    for _ in range(5):
+        durable._tidy.clear()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))

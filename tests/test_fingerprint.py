@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError
@@ -298,3 +299,14 @@ def test_states_of_0_1_are_compared_by_the_fingerprint_of_0_1_and_go_on():
     old = ss.State(state.parts, state.count, Origin(None, digest_0_1(own)))
     own.check_state(old)
     assert old.origin is state.origin
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.utils.weight_norm, nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.5)],
+)
+def test_weights_that_are_made_anew_at_every_call_are_no_change(wrap):
+    encoder = ss.SetEncoder(nn.Sequential(wrap(nn.Linear(3, 8)), nn.ReLU()), ss.DeepSets("mean")).eval()
+    state = encoder.update(encoder.update(None, torch.randn(1, 5, 3)), torch.randn(1, 5, 3))
+    assert encoder.finalize(state).shape == (1, 8)
+    assert ss.State.from_bytes(state.to_bytes()).fingerprint == state.fingerprint

@@ -284,3 +284,28 @@ def test_server(model, x, tmp_path):
             first, second = (client.post("/sets/parts/elements", json=half) for half in halves)
             assert (first.status_code, second.status_code) == (200, status)
             assert client.get("/sets/parts").json()["count"] == (10 if chunks is None else 20)
+
+
+# -- found by an attack on the repairs -----------------------------------------------------------------------------------
+
+
+def test_decay_does_not_hide_that_a_set_came_in_chunks(model, x):
+    a, b = (model.encoder.update(None, chunk) for chunk in x.split(10, dim=1))
+    for state in ((a + b) * 0.5, a * 0.4 + b * 0.4, ss.State.from_bytes(((a + b) * 0.1).to_bytes())):
+        with pytest.raises(ConsistencyError):
+            model.finalize(state)
+    torch.testing.assert_close(model.finalize(a * 0.5), model.finalize(a))
+
+
+def test_a_mean_over_chunks_loses_no_elements(model, x):
+    a, b = (model.encoder.update(None, chunk) for chunk in x.split(10, dim=1))
+    with pytest.raises(ss.errors.RemovalError, match="which chunk they came in"):
+        a + b - b
+
+
+def test_verbs_for_compilers_know_it_too(model, x):
+    tensors = ss.pure.to_tensors(model.encoder.update(None, x[:, :10]))
+    with pytest.raises(ConsistencyError):
+        ss.pure.update(model.encoder, tensors, x[:, 10:])
+    with pytest.raises(ConsistencyError):
+        ss.pure.merge(model.encoder, tensors, tensors)

@@ -1,5 +1,6 @@
 """StateStore: streams by id, across processes, threads and crashes."""
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -322,3 +323,27 @@ def test_a_fork_while_the_cache_is_locked_leaves_the_child_free(store):
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
     assert store.update("a", torch.ones(1, 3)) == 2
+
+
+@pytest.mark.parametrize("size", [1e19, 1e20, 1e30])
+def test_large_elements_are_refused_or_can_be_read(tmp_path, size):
+    """The estimate of their rounding error overflowed: such a set was written and never read again."""
+    torch.manual_seed(0)
+    model = ss.SetModel(ss.SetEncoder(nn.Linear(2, 8), ss.UMBC(8, num_slots=2)), nn.Linear(8, 1)).eval()
+    with ss.StateStore(tmp_path / "states.db", model) as store:
+        store.update("a", torch.randn(50, 2))
+        with contextlib.suppress(ss.errors.SetstreamError):
+            store.update("a", torch.full((1, 2), size))
+        assert bool(torch.isfinite(store.predict("a")).all())
+        assert store.update("a", torch.randn(5, 2)) in (55, 56)
+        assert bool(torch.isfinite(store.predict("a")).all())
+
+
+def test_sets_of_another_width_are_not_broadcast():
+    for pool in ("mean", "max"):
+        encoder = ss.SetEncoder(nn.Identity(), ss.DeepSets(pool)).eval()
+        narrow = encoder.update(None, torch.full((1, 5, 1), 7.0))
+        with pytest.raises(ss.errors.MismatchError, match="different widths"):
+            encoder.update(narrow, torch.ones(1, 5, 3))
+        empty = encoder.empty(1)
+        assert encoder.finalize(encoder.update(empty, torch.ones(1, 5, 3))).tolist() == [[1.0, 1.0, 1.0]]

@@ -54,3 +54,12 @@ def test_merge_remove_forget_and_resume(model, tmp_path):
     c.state = ss.State.load(tmp_path / "stream")
     torch.testing.assert_close(c.predict(), a.predict())
     assert repr(c) == "SetStream(count=[30, 30])"
+
+
+def test_a_stream_is_not_merged_into_itself():
+    model = ss.SetModel(ss.SetEncoder(nn.Linear(2, 8), ss.UMBC(8, num_slots=2)), nn.Linear(8, 1))
+    stream = model.stream()
+    stream.update(torch.randn(1, 10, 2))
+    with pytest.raises(ss.errors.MismatchError, match="into itself"):
+        stream.merge(stream)
+    assert stream.state.count.tolist() == [10]

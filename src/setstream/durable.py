@@ -23,11 +23,12 @@ from setstream.errors import ConfigurationError
 #: Seconds after which a hidden file that nobody writes to is left over, whoever wrote it.
 FORGOTTEN = 86_400.0
 
-#: The 0.1 names had no writer in them; SQLite keeps files of its own beside one (-wal, -shm).
-HIDDEN = re.compile(r"\..*?(\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+)?\.writing(\.\w+)?(-\w+)?")
+#: Names that we made, and nobody else would; SQLite keeps files of its own beside one (-wal, -shm).
+HIDDEN = re.compile(r"\..*\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+\.writing(\.\w+)?(-\w+)?")
 
 _numbers = count()
 _tidy: set[Path] = set()  # folders that this process has looked through
+_writing: set[str] = set()  # hidden names that this process writes to now
 
 
 def flush(path: Path) -> None:
@@ -47,6 +48,7 @@ def whole_or_nothing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
     hidden = path.with_name(f".{path.stem}.{_machine()}-{os.getpid()}-{next(_numbers)}.writing{path.suffix}")
+    _writing.add(hidden.name)
     try:
         yield hidden
         flush(hidden)
@@ -55,6 +57,7 @@ def whole_or_nothing(path: Path) -> Iterator[Path]:
             flush(path.parent)
     finally:
         _remove(hidden)
+        _writing.discard(hidden.name)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -85,6 +88,8 @@ def _remove_left_over(folder: Path) -> None:
     _tidy.add(folder.resolve())
     for entry in os.scandir(folder):
         found = HIDDEN.fullmatch(entry.name)
+        if any(entry.name.startswith(name) for name in _writing.copy()):  # of another thread
+            continue
         with suppress(OSError):  # another process may remove it, too
             if found is not None and (
                 (found["machine"] == _machine() and not _lives(int(found["process"])))
@@ -96,7 +101,7 @@ def _remove_left_over(folder: Path) -> None:
 def _lives(process: int) -> bool:
     """Whether another process with this number runs; on Windows, where asking could end it, it may."""
     if process == os.getpid():
-        return False  # we have not written there yet: it was an earlier one with our number
+        return False  # what this process writes is known: it was an earlier one with our number
     if os.name == "nt":
         return True
     try:

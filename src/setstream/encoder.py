@@ -291,9 +291,12 @@ class SetEncoder(Pretrained, nn.Module):
             raise MismatchError(f"the state holds {sorted(tensors)}, and states of this encoder {sorted(known)}")
         for name, tensor in tensors.items():
             free = not example.count.any() and 1 in known[name].shape[1:]  # a width that nobody knows yet
-            if len(tensor) != len(state) or not (free or fits(state, tensor, known[name])) or not tensor.is_floating_point():
+            floats = known[name].is_floating_point()
+            same_type = tensor.is_floating_point() if floats else tensor.dtype == known[name].dtype
+            if len(tensor) != len(state) or not (free or fits(state, tensor, known[name])) or not same_type:
                 kind, shape = str(tensor.dtype).removeprefix("torch."), (len(state), *known[name].shape[1:])
-                raise MismatchError(f"{name} is {kind} {tuple(tensor.shape)}, and float {shape} in states of this encoder")
+                wanted = "float" if floats else str(known[name].dtype).removeprefix("torch.")
+                raise MismatchError(f"{name} is {kind} {tuple(tensor.shape)}, and {wanted} {shape} in states of this encoder")
 
     def _example(self, device: torch.device) -> State:
         """A state of this encoder: of one element, or of none where nobody knows what an element looks like."""

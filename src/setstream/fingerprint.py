@@ -123,8 +123,14 @@ def _contents(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}(code)", str(child.code)
         else:
             yield f"{prefix}(class)", type(child).__name__
-            for key, value in _attributes(child):
-                yield prefix + key, value
+            derived = {key for key in vars(child) if _is_derived(child, key)}
+            yield from ((prefix + key, value) for key, value in _attributes(child) if key not in derived)
+
+
+def _is_derived(module: nn.Module, name: str) -> bool:
+    """Whether a tensor is made anew of parameters at every call: by weight norm, spectral norm, pruning."""
+    weights = module._parameters
+    return f"{name}_orig" in weights or (f"{name}_g" in weights and f"{name}_v" in weights)
 
 
 class _Seen:

@@ -44,6 +44,15 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def must_be_empty(nothing: Tensor, mine: Tensor, theirs: Tensor) -> None:
+    """Raise unless the part that is not as wide as the other has seen `nothing`: only then its width is not known yet."""
+    if not bool(nothing.all()):
+        raise MismatchError(
+            f"these sets have features of different widths, {tuple(mine.shape[1:])} and {tuple(theirs.shape[1:])}: the "
+            "elements that were added before had another width"
+        )
+
+
 def align(tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor` with trailing axes of size one until it has as many axes as `like`."""
     return tensor.reshape(tensor.shape + (1,) * (like.dim() - tensor.dim()))
@@ -303,20 +312,30 @@ class LogSums(Part):
     @classmethod
     def _add(cls, a: dict[str, Tensor], b: dict[str, Tensor], shift: Tensor, sign: float) -> Self:
         mine, theirs = a["numerator"], b["numerator"]
-        if mine.dim() != theirs.dim():  # one has seen nothing, and does not know its width
+        if mine.shape != theirs.shape:
+            narrow = a if mine.dim() < theirs.dim() or mine.shape[-1] < theirs.shape[-1] else b
+            must_be_empty(narrow["normaliser"] == 0, mine, theirs)
             mine, theirs = align(mine, theirs), align(theirs, mine)
         return cls(
             numerator=torch.add(mine, theirs, alpha=sign),
             normaliser=torch.add(a["normaliser"], b["normaliser"], alpha=sign),
             shift=shift,
-            error=(a["error"].square() + b["error"].square()).sqrt_(),
+            error=_root_of_squares(a["error"], b["error"]),
         )
+
+
+def _root_of_squares(a: Tensor, b: Tensor) -> Tensor:
+    """√(a² + b²) of numbers that are not negative, without an overflow on the way."""
+    most, least = torch.maximum(a, b), torch.minimum(a, b)
+    ratio = least / most.masked_fill(most == 0, 1.0)
+    return (most * (ratio.square() + 1.0).sqrt_()).clamp_(max=torch.finfo(most.dtype).max)
 
 
 def sizes(numerator: Tensor, normaliser: Tensor) -> Tensor:
     """c and the norm of v, side by side: (B, ..., 2)."""
-    norm = torch.linalg.vector_norm(numerator.detach().flatten(normaliser.dim()), dim=-1)
-    return torch.stack([normaliser.detach().to(norm.dtype), norm], -1)
+    wide = accumulator_dtype(numerator.device)  # the squares of numbers that float32 holds overflow in float32
+    norm = torch.linalg.vector_norm(numerator.detach().flatten(normaliser.dim()), dim=-1, dtype=wide)
+    return torch.stack([normaliser.detach().to(wide), norm], -1).clamp_(max=torch.finfo(wide).max)
 
 
 def rounding_error(numerator: Tensor, normaliser: Tensor, reach: Tensor) -> Tensor:
@@ -334,8 +353,10 @@ class _Extremum(Part):
 
     def merge(self, other: Self) -> Self:
         """The more extreme of the two, feature by feature."""
-        choose = type(self)._choose
-        return type(self)(value=choose(self["value"], other["value"]))
+        mine, theirs = self["value"], other["value"]
+        if mine.shape[-1] != theirs.shape[-1]:
+            must_be_empty((mine if mine.shape[-1] < theirs.shape[-1] else theirs) == self.nothing, mine, theirs)
+        return type(self)(value=type(self)._choose(mine, theirs))
 
     def fault(self, seen: Tensor) -> str | None:
         """Extremes are finite, and infinite where nothing was seen."""
@@ -372,6 +393,42 @@ class Minimum(_Extremum):
     kind = "minimum"
     _choose = torch.minimum
     nothing = float("inf")
+
+
+class Chunks(Part):
+    """In how many chunks each set came, where that matters. Forgetting leaves it, and nothing can be taken out."""
+
+    kind = "chunks"
+
+    def graded(self) -> tuple[str, ...]:
+        """None: they are counts."""
+        return ()
+
+    def to_dtype(self, dtype: torch.dtype) -> Self:
+        """Whole numbers stay."""
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """The chunks of both."""
+        return type(self)(seen=self["seen"] + other["seen"])
+
+    def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
+        """Not possible."""
+        raise RemovalError(
+            "a mean over chunks cannot lose elements: it does not know which chunk they came in. Encode the remaining elements "
+            "anew, or use a consistent pool."
+        )
+
+    def scale(self, factor: Tensor) -> Self:
+        """They weigh less, and came in as many chunks as before."""
+        return self
+
+    def fault(self, seen: Tensor) -> str | None:
+        """Whole numbers, one at least where there are elements."""
+        chunks = self.tensors.get("seen")
+        if chunks is None or chunks.dtype != torch.int64 or bool((chunks < seen.to(chunks.dtype)).any()):
+            return "the number of chunks is missing, or less than one for a set that has elements"
+        return None
 
 
 class Shared(Part):

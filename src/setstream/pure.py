@@ -55,7 +55,9 @@ def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | No
     } | {COUNT: nothing.count}
 
 
-def update(encoder: SetEncoder, tensors: Tensors, chunk: Tensor, mask: Tensor | None = None) -> Tensors:
+def update(
+    encoder: SetEncoder, tensors: Tensors, chunk: Tensor, mask: Tensor | None = None, *, chunks: str | None = None
+) -> Tensors:
     """The tensors after the elements of a dense chunk (B, n, ...), n > 0, have been added; mask (B, n), True = real.
 
     >>> import torch, setstream as ss
@@ -67,6 +69,8 @@ def update(encoder: SetEncoder, tensors: Tensors, chunk: Tensor, mask: Tensor | 
     >>> torch.allclose(finalize(encoder, tensors), encoder(x), atol=1e-5)
     True
     """
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
     state = _state(encoder, tensors)
     batch, size = chunk.shape[:2]
     features = encoder.phi(encoder.cast(chunk.flatten(0, 1))).unflatten(0, (batch, size))
@@ -77,8 +81,10 @@ def update(encoder: SetEncoder, tensors: Tensors, chunk: Tensor, mask: Tensor | 
     return _merged(state, parts, seen)
 
 
-def merge(encoder: SetEncoder, a: Tensors, b: Tensors) -> Tensors:
+def merge(encoder: SetEncoder, a: Tensors, b: Tensors, *, chunks: str | None = None) -> Tensors:
     """The tensors of both together. What a training pass has drawn must be the same in both: nothing here compares it."""
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
     other = _state(encoder, b)
     return _merged(_state(encoder, a), other.parts, other.count)
 

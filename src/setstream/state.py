@@ -21,7 +21,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
 from setstream.fingerprint import Origin
-from setstream.parts import REMOVAL_TOLERANCE, LogSums, Part, Sums, accumulator_dtype
+from setstream.parts import REMOVAL_TOLERANCE, Chunks, LogSums, Part, Sums, accumulator_dtype
 
 # Larger counts are no longer exact in JSON, and soon not in 64 bits.
 MOST_ELEMENTS = 2**53
@@ -288,6 +288,10 @@ class State:
 
     def read_as(self, like: Mapping[str, Part]) -> None:
         """Take plain sums, as 0.1 kept them for some pools, for the weighted sums that these pools keep now."""
+        for name, part in like.items():
+            sums = self.parts.get(name.removesuffix("chunks") + "pooled")
+            if isinstance(part, Chunks) and name not in self.parts and isinstance(sums, Sums) and "chunks" in sums.tensors:
+                self.parts = self.parts | {name: Chunks(seen=sums["chunks"].ceil().long())}
         for name, part in self.parts.items():
             if (
                 isinstance(part, Sums)

@@ -27,6 +27,7 @@ from setstream.errors import (
     MismatchError,
     NonFiniteError,
     SetstreamError,
+    StateFormatError,
     StoreError,
     StoreFullError,
     UnknownSetError,
@@ -312,14 +313,16 @@ class StateStore:
         if not seen:
             return
         try:
-            z = self.encoder.finalize(State.cat(seen), chunks=self.chunks)
+            whole = State.cat(seen)
+            whole.checked()  # as it will be read again
+            z = self.encoder.finalize(whole, chunks=self.chunks)
             largest = max(float(tensor.abs().max()) for _, tensor in named_tensors(z))
             finite = isfinite(largest)
             if finite and largest > self._largest and isinstance(self.model, SetModel):
                 y = self.model.head(z)
                 named = y.named() if hasattr(y, "named") else y
                 finite = all(all_finite(tensor) for _, tensor in named_tensors(named) if isinstance(tensor, Tensor))
-        except NonFiniteError:
+        except (NonFiniteError, StateFormatError):
             finite = False
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
             if isinstance(error, SetstreamError):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from setstream.errors import MismatchError
 from setstream.layout import Sets
 from setstream.state import State
 
@@ -81,6 +82,8 @@ class SetStream:
     def merge(self, other: SetStream | State) -> None:
         """Add what another stream of the same model has seen."""
         state = other.state if isinstance(other, SetStream) else other
+        if state is self.state and bool(state.count.any()):
+            raise MismatchError("a stream cannot be merged into itself: every element would count twice")
         with evaluating(self.model):
             self.model.encoder.check_state(state)
             if isinstance(other, SetStream) and other._new():

@@ -100,7 +100,7 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
     names = list(nothing)
     two = pure.empty(encoder, 2, elements, chunks=chunks)
     chunk = torch.stack([elements[:1].expand(3, *elements.shape[1:])] * 2).contiguous()
-    shown = pure.update(encoder, two, chunk)
+    shown = pure.update(encoder, two, chunk, chunks=chunks)
     output = _answer(model, shown)
     if not all(isinstance(tensor, Tensor) for _, tensor in named_tensors(output)):
         raise ConfigurationError(
@@ -113,10 +113,10 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
         return dict(zip(names, tensors, strict=True))
 
     def update(*tensors: Tensor) -> pure.Tensors:
-        return pure.update(encoder, states(tensors[:-1]), tensors[-1])
+        return pure.update(encoder, states(tensors[:-1]), tensors[-1], chunks=chunks)
 
     def merge(*tensors: Tensor) -> pure.Tensors:
-        return pure.merge(encoder, states(tensors[: len(names)]), states(tensors[len(names) :]))
+        return pure.merge(encoder, states(tensors[: len(names)]), states(tensors[len(names) :]), chunks=chunks)
 
     def predict(*tensors: Tensor) -> Any:
         return _answer(model, states(tensors))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from setstream.parts import LogSums, Part, accumulator_dtype, align
+from setstream.parts import Chunks, LogSums, Part, accumulator_dtype, align
 from setstream.pool import Context, Pool
 from setstream.state import State
 
@@ -38,7 +38,8 @@ class ChunkMean(Pool):
 
     def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
         """No chunk seen; of width one until the module has shown its own."""
-        return {"pooled": LogSums.nothing((batch, 1), (batch,), device)}
+        chunks = Chunks(seen=torch.zeros(batch, dtype=torch.int64, device=device))
+        return {"pooled": LogSums.nothing((batch, 1), (batch,), device), "chunks": chunks}
 
     def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
         """One more chunk."""
@@ -46,13 +47,12 @@ class ChunkMean(Pool):
         dtype = accumulator_dtype(features.device)
         seen = features.new_ones(features.shape[0]) if mask is None else mask.any(1)
         chunks = seen.to(dtype)
-        return {"pooled": LogSums.of_ones(encoded.to(dtype) * align(chunks, encoded), chunks, encoded.dtype)}
+        pooled = LogSums.of_ones(encoded.to(dtype) * align(chunks, encoded), chunks, encoded.dtype)
+        return {"pooled": pooled, "chunks": Chunks(seen=chunks.long())}
 
     def chunks_seen(self, state: State) -> Tensor:
         """The chunks that are averaged."""
-        pooled = state.parts["pooled"]
-        assert isinstance(pooled, LogSums)
-        return pooled.true_sums()[1]
+        return state.parts["chunks"]["seen"]
 
     def finalize(self, state: State) -> Tensor:
         """The mean over the chunks, zeros where there was none."""
