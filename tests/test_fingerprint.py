@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+import types
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -155,7 +156,6 @@ def test_what_cannot_be_hashed_gives_no_fingerprint():
 def test_what_does_not_change_the_answer_does_not_count():
     phi = Phi()
     plain = encoder(phi).empty(1).fingerprint
-    phi.register_forward_hook(lambda *_: None)
     phi.layer.weight.requires_grad_(False)
     assert encoder(phi).empty(1).fingerprint == plain
     assert ss.SetEncoder(phi, ss.DeepSets("sum"), check_finite=False).train().empty(1).fingerprint == plain
@@ -299,6 +299,96 @@ def test_states_of_0_1_are_compared_by_the_fingerprint_of_0_1_and_go_on():
     old = ss.State(state.parts, state.count, Origin(None, digest_0_1(own)))
     own.check_state(old)
     assert old.origin is state.origin
+
+
+def quantised(k):
+    torch.manual_seed(int(k))
+    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 8)), {nn.Linear})
+
+
+class Scaled(nn.Module):
+    def __init__(self, k):
+        super().__init__()
+        self.k, self.t = k, torch.full((3,), k)
+
+    def forward(self, x):
+        return x * self.k + self.t
+
+
+def own_forward(k):
+    module = nn.Identity()
+    module.forward = types.MethodType(lambda self, x: x * k, module)
+    return module
+
+
+def closing_over(k):
+    class Local(nn.Module):
+        def forward(self, x):
+            return x * k
+
+    return Local()
+
+
+def hooked(k):
+    module = nn.Identity()
+    module.register_forward_hook(lambda module, given, found: found * k)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        quantised,
+        lambda k: torch.jit.script(Scaled(k)),
+        lambda k: torch.jit.trace(Scaled(k), torch.ones(2, 3)),
+        own_forward,
+        closing_over,
+        hooked,
+    ],
+)
+def test_modules_that_differ_out_of_sight_have_no_equal_fingerprints(make):
+    """Another fingerprint, or none."""
+    found = []
+    for k in (2.0, 3.0):
+        encoder = ss.SetEncoder(make(k), ss.DeepSets("mean")).eval()
+        try:
+            found.append(encoder.update(None, torch.ones(1, 2, 3)).fingerprint)
+        except ConfigurationError:
+            found.append(object())
+    assert found[0] != found[1]
+
+
+class Gain:
+    def __init__(self):
+        self.by = 1.0
+
+    def __call__(self, x):
+        return x * self.by
+
+
+class WithParts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain, self.table, self.shift = Gain(), np.ones((1000, 4)), functools.partial(torch.add, torch.zeros(3))
+
+    def forward(self, x):
+        return self.shift(self.gain(x)) * float(self.table[7, 0])
+
+
+@pytest.mark.parametrize("change", ["gain", "table", "shift"])
+def test_changes_inside_attributes_are_noticed(change):
+    phi = WithParts()
+    encoder = ss.SetEncoder(phi, ss.DeepSets("mean")).eval()
+    state = encoder.update(None, torch.ones(1, 2, 3))
+    if change == "gain":
+        phi.gain.by = 2.0
+    elif change == "table":
+        phi.table[7] = 5.0
+    else:
+        phi.shift.args[0].add_(1.0)
+    with pytest.raises(MismatchError):
+        encoder.update(state, torch.ones(1, 2, 3))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
 
 Attributes count whatever they hold: numbers, lists, dicts, arrays, tensors, functions, private ones, objects. What cannot be
 compared with its like in another process (a lambda, an open file) gives an error instead of a fingerprint. Not counted: what
-torch.nn.Module itself keeps (hooks, `training`), private attributes of modules of the LIBRARIES below, and the names in a
+torch.nn.Module itself keeps (`training`), private attributes of modules of the LIBRARIES below, and the names in a
 module's `not_in_fingerprint`, for caches and other things that do not change what it computes.
 
 Hashing all weights at every update would cost more than many updates. An `Origin` remembers what it saw instead: objects by
@@ -22,10 +22,12 @@ import functools
 import hashlib
 import json
 import logging
+import re
 import sys
 import threading
 import types
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from itertools import chain
@@ -111,20 +113,51 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (found,) if isinstance(found, str) else tuple(found)
 
 
-def _contents(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Every submodule's class, parameters, buffers and attributes, by name."""
+def _contents(module: nn.Module, *, deep: bool = False) -> Iterator[tuple[str, Any]]:
+    """Every submodule's class, parameters, buffers, hooks and attributes, by name. `deep`: packed and compiled ones, too."""
     for name, child in module.named_modules():
         if type(child).__name__ == "OptimizedModule":  # torch.compile's wrapper computes what is in it
             continue
         prefix = f"{name}.".replace("_orig_mod.", "") if name else ""
         for key, tensor in chain(child._parameters.items(), child._buffers.items()):
             yield prefix + key, tensor
+        for hooks in (child._forward_pre_hooks, child._forward_hooks):
+            yield from ((f"{prefix}(hook)", hook) for hook in hooks.values())
+        if deep:
+            yield from ((f"{prefix}(state) {key}", value) for key, value in _extra_state(child).items())
         if isinstance(child, (torch.jit.ScriptModule, torch.fx.GraphModule)):  # its class has any name
             yield f"{prefix}(code)", str(child.code)
         else:
             yield f"{prefix}(class)", type(child).__name__
+            yield from ((f"{prefix}(closure) {key}", value) for key, value in _closures(type(child)))
             derived = {key for key in vars(child) if _is_derived(child, key)}
             yield from ((prefix + key, value) for key, value in _attributes(child) if key not in derived)
+
+
+def _extra_state(module: nn.Module) -> dict[str, Any]:
+    """What a module saves besides its parameters and buffers (packed weights); of a compiled one, what its code uses."""
+    if isinstance(module, torch.jit.ScriptModule):
+        if not module._c._has_method("forward"):
+            return {}
+        code, constants = module.code_with_constants
+        used = {name for name in re.findall(r"\.(\w+)", code) if module._c.hasattr(name)} - dict(module.named_children()).keys()
+        return {**constants.const_mapping, **{name: getattr(module, name) for name in sorted(used)}}
+    kind = type(module)
+    if kind._save_to_state_dict is nn.Module._save_to_state_dict and kind.get_extra_state is nn.Module.get_extra_state:
+        return {}
+    saved: dict[str, Any] = {}
+    module._save_to_state_dict(saved, "", False)
+    return {key: value for key, value in saved.items() if key not in module._parameters and key not in module._buffers}
+
+
+def _closures(kind: type) -> Iterator[tuple[str, Any]]:
+    """What the methods of a class that was made inside a function take from there."""
+    if "<locals>" in kind.__qualname__:
+        for name, method in vars(kind).items():
+            cells = getattr(method, "__closure__", None) or ()
+            for free, cell in zip(method.__code__.co_freevars if cells else (), cells, strict=True):
+                if free != "__class__":
+                    yield f"{name}.{free}", cell.cell_contents
 
 
 def _is_derived(module: nn.Module, name: str) -> bool:
@@ -159,10 +192,12 @@ class _Seen:
         elif isinstance(value, set | frozenset):
             found = frozenset(self._glance(item) for item in value)
         elif isinstance(value, np.ndarray):
-            found = id(value), value.tobytes() if value.nbytes < 1024 else value.ravel()[:: max(1, value.size // 64)].tobytes()
+            found = id(value), zlib.crc32(value.tobytes())
         elif isinstance(value, nn.Module):
             found = id(value), tuple((name, self._glance(item)) for name, item in _contents(value))
-        elif not callable(value) and not isinstance(value, IDLE):
+        elif isinstance(value, functools.partial):
+            found = id(value), self._glance((value.func, value.args, value.keywords))
+        elif not isinstance(value, (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, *IDLE)):
             found = id(value), tuple((name, self._glance(item)) for name, item in _attributes(value))
         self._inside[id(value)] = found
         return found
@@ -178,7 +213,7 @@ class _Digest:
         self._open: dict[int, int] = {}
         self._done: dict[int, Any] = {}
         self._kept: list[Any] = []
-        contents = sorted((name, self._of(value, name)) for name, value in _contents(module))
+        contents = sorted((name, self._of(value, name)) for name, value in _contents(module, deep=True))
         self.text = VERSION + _hash(repr(contents).encode())
 
     def _of(self, value: Any, name: str) -> str:
@@ -187,7 +222,7 @@ class _Digest:
             value = value.item()
         if isinstance(value, Enum):
             return f"{type(value).__name__}.{value.name}"
-        if isinstance(value, PLAIN):
+        if isinstance(value, PLAIN) and not getattr(value, "__dict__", None):
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, IDLE):
             return type(value).__name__
@@ -202,6 +237,10 @@ class _Digest:
         return str(self._done[id(value)])
 
     def _inside(self, value: Any, name: str) -> Any:
+        if isinstance(value, PLAIN):  # of a class of its own
+            return type(value).__name__, repr(value), sorted((own, self._of(item, name)) for own, item in vars(value).items())
+        if isinstance(value, Tensor) and value.is_quantized:
+            return "quantised", str(value.dtype), self._of(value.dequantize(), name)
         if isinstance(value, Tensor):
             return "tensor", str(value.dtype), list(value.shape), _hash(tensor_bytes(value))
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -215,7 +254,7 @@ class _Digest:
         if isinstance(value, set | frozenset):
             return "set", sorted(self._of(item, name) for item in value)
         if isinstance(value, nn.Module):
-            return "module", sorted((own, self._of(item, f"{name}.{own}")) for own, item in _contents(value))
+            return "module", sorted((own, self._of(item, f"{name}.{own}")) for own, item in _contents(value, deep=True))
         if isinstance(value, weakref.ref):
             return "reference", self._of(value(), name)
         if isinstance(value, functools.partial):
@@ -224,7 +263,9 @@ class _Digest:
             return type(value).__name__, str(value)
         owner = getattr(value, "__self__", None)
         if callable(value) and owner is not None and not isinstance(owner, type | types.ModuleType):
-            return "method", value.__name__, self._of(owner, name)
+            function = getattr(value, "__func__", None)
+            own = function is None or getattr(type(owner), value.__name__, None) is function
+            return "method", value.__name__ if own else self._of(function, name), self._of(owner, name)
         if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
             if isinstance(value, type) or not isinstance(value, types.FunctionType) or _can_be_imported(value):
                 where = _library(value) or getattr(value, "__module__", None)
