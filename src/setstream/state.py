@@ -83,6 +83,9 @@ class State:
         rounding error of what was removed. That is estimated over the whole life of the state, and beyond `tolerance` (an
         error relative to the norm of each slot's sums) a PrecisionError is raised instead of a wrong state. A set that
         loses all its elements becomes exactly empty. Maxima and minima cannot lose elements: RemovalError.
+
+        What was forgotten in part is removed in part: after `state * 0.9`, elements from before are `part * 0.9`. Nothing
+        tells a part that was not scaled with the state.
         """
         origin = self._must_match(part, "remove")
         count = self.count - part.count

@@ -525,3 +525,18 @@ def test_a_job_that_goes_on_remembers_what_was_left_out(tmp_path, monkeypatch, k
     assert encode_sets(make(), data, tmp_path / "out.parquet", on_bad=second.append) == 2
     assert second == first
     assert_right(rows_of(tmp_path / "out.parquet"), ("a", "e"))
+
+
+def test_a_set_without_a_finite_encoding_does_not_stop_the_others(tmp_path):
+    """Finite elements whose sum is not: known only when the set is finalised."""
+    encoder = ss.SetEncoder(nn.Identity(), ss.DeepSets("sum")).eval()
+    data = SetDataset([ArraySource(torch.full((5, 2), size), id=name) for name, size in (("good", 1.0), ("huge", 1e38))])
+    with pytest.raises(DataError, match="set 'huge'"):
+        encode_sets(encoder, data, tmp_path / "a.parquet", what="representations")
+    problems, states = [], tmp_path / "states.db"
+    options = {"what": "representations", "on_bad": problems.append}
+    assert encode_sets(encoder, data, tmp_path / "b.parquet", states=states, **options) == 1
+    assert len(problems) == 1
+    assert "set 'huge'" in problems[0]
+    with ss.StateStore(states, encoder) as store:
+        assert store.ids() == ["good"]

@@ -68,6 +68,7 @@ class FinishedRun:
 
 def find_runs(folders: list[Path], trust: Iterable[str] = ()) -> list[FinishedRun]:
     """All finished runs in or below the folders; `trust`: see `SavedRun`."""
+    trust = tuple(trust)
     found = []
     seen: set[Path] = set()
     for folder in folders:

@@ -94,9 +94,10 @@ def encode_sets(
     else:
         _work_through_files(encoder, data, skips, chunk_size, progress, chunks)
     whole = _with_earlier(journal, encoder, update)
-    rows = write_rows(model, whole, out, what, chunks)
+    rows = write_rows(model, whole, out, what, skips, chunks)
     if states is not None:
-        _write_store(model, _with_earlier(journal, encoder, update), Path(states))
+        whole = _with_earlier(journal, encoder, update)
+        _write_store(model, ((name, state) for name, state in whole if name not in skips.known), Path(states))
     journal.close()
     for file in (place, *place.parent.glob(f"{place.name}-*")):
         file.unlink(missing_ok=True)

@@ -7,7 +7,7 @@ The file is written aside and renamed: it is whole, or not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from setstream.data.files import need
 from setstream.durable import whole_or_nothing
 from setstream.encoder import SetEncoder
-from setstream.errors import ConfigurationError, MismatchError
+from setstream.errors import ConfigurationError, MismatchError, NonFiniteError
 from setstream.model import SetModel
 from setstream.state import State
 
@@ -44,10 +44,11 @@ def write_rows(
     states: Iterator[tuple[str, State]],
     out: Path,
     what: str,
+    skip: Callable[[str, str], None],
     chunks: str | None = None,
     batch: int = 256,
 ) -> int:
-    """Finalise states and write their rows, some at a time."""
+    """Finalise states and write their rows, some at a time. `skip` is told the sets, and why, that have no finite encoding."""
     encoder = model.encoder if isinstance(model, SetModel) else model
     predict = isinstance(model, SetModel) and what != "representations"
     total = 0
@@ -55,8 +56,14 @@ def write_rows(
     with whole_or_nothing(out) as hidden:
         writer = (_ParquetRows if out.suffix == ".parquet" else _H5Rows)(hidden)
         for names, group in _batches(states, batch):
-            whole = State.cat(group).to(home)
-            z = encoder.finalize(whole, chunks=chunks)
+            try:
+                z = encoder.finalize(State.cat(group).to(home), chunks=chunks)
+            except NonFiniteError:
+                names, group = _finite(encoder, names, group, skip, chunks)
+                if not names:
+                    continue
+                z = encoder.finalize(State.cat(group).to(home), chunks=chunks)
+            whole = State.cat(group)
             columns: dict[str, np.ndarray] = {"count": whole.count.cpu().numpy()}
             if what != "predictions":
                 columns["z"] = as_rows(z).float().cpu().numpy()
@@ -67,6 +74,20 @@ def write_rows(
             total += len(names)
         writer.close()
     return total
+
+
+def _finite(
+    encoder: SetEncoder, names: list[str], group: list[State], skip: Callable[[str, str], None], chunks: str | None
+) -> tuple[list[str], list[State]]:
+    """The sets whose encoding is finite; the others are told to `skip`."""
+    kept = []
+    for name, state in zip(names, group, strict=True):
+        try:
+            encoder.finalize(state.to(encoder.home() or torch.device("cpu")), chunks=chunks)
+            kept.append((name, state))
+        except NonFiniteError as error:
+            skip(name, f"set {name!r}: {error}")
+    return [name for name, _ in kept], [state for _, state in kept]
 
 
 def _batches(states: Iterator[tuple[str, State]], size: int) -> Iterator[tuple[list[str], list[State]]]:

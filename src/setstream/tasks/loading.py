@@ -75,7 +75,7 @@ def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ())
     if builder is not None:
         raise ConfigurationError(f"a builder goes with a folder that save_pretrained wrote; {name!r} is none")
     if Path(name).is_dir():
-        return SavedRun(Path(name), read_run(Path(name)), trust).model()
+        return SavedRun(Path(name), read_run(Path(name)), tuple(trust)).model()
     if name in SHELF.available():
         return SHELF.open(name)
     if ":" not in name:
