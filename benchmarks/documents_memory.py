@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from memory import peak_mib
 
-from setstream.encode import encode
+from setstream.gradients.encode import encode
 from setstream.tasks.documents.models import MODELS
 
 LABELS, WARM = 50, 1000

@@ -24,10 +24,10 @@ from memory import peak_mib
 from torch import Tensor
 
 import setstream as ss
-from setstream.data.registry import fetch_pypi
+from setstream._utils.registry import fetch_pypi
 from setstream.data.slides import save_png
 from setstream.data.slides.pyramid import Slide
-from setstream.model import SetModel
+from setstream.models.model import SetModel
 from setstream.tasks.completion import MODELS
 
 SIDE, CHUNK, ANCHORS, WARM = 256, 4096, 256, 1024

@@ -28,9 +28,9 @@ from memory import peak_mib
 from torch import nn
 
 import setstream as ss
+from setstream.bulk.encode import Journal, _work_through_files, _work_through_table
+from setstream.bulk.journal import Skips
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_source
-from setstream.scale.bulk import Journal, _work_through_files, _work_through_table
-from setstream.scale.journal import Skips
 
 WIDTH, CHUNK, BLOCK, RAW_BLOCK = 64, 4096, 2**18, 2**22
 FILES = {

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch import nn
 
 import setstream as ss
+from setstream.bulk.partial import shares
+from setstream.bulk.ray import cluster, ray_states
 from setstream.data import NpySource, SetDataset, SourceChunks
-from setstream.scale.partial import shares
-from setstream.scale.ray import cluster, ray_states
-from setstream.scale.scatter import scatter_sets
+from setstream.sets.scatter import scatter_sets
 
 WIDTH, CHUNK, SHARE = 64, 4096, 2**16
 

@@ -20,7 +20,7 @@ from step import likelihood, model
 from torch import Tensor, nn
 
 import setstream as ss
-from setstream.importance import ImportancePass
+from setstream.gradients.importance import ImportancePass
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "unbiased": {"gradient": "unbiased"},

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import setstream as ss
-from setstream import durable
-from setstream.durable import locked, whole_or_nothing, write_atomically
+from setstream._utils import atomic as durable
+from setstream._utils.atomic import locked, whole_or_nothing, write_atomically
 from setstream.errors import ConfigurationError
 
 
@@ -52,7 +52,7 @@ def test_many_writers_at_once_leave_one_whole_file(tmp_path):
 def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
     code = """
 import os, sys, pathlib
-from setstream.durable import whole_or_nothing
+from setstream._utils.atomic import whole_or_nothing
 with whole_or_nothing(pathlib.Path(sys.argv[1])) as hidden:
     hidden.write_text("half")
     os._exit(9)
@@ -73,7 +73,7 @@ def test_states_are_written_by_the_same_means(tmp_path, monkeypatch):
     state = encoder.update(None, torch.ones(1, 3, 2))
     state.save(tmp_path / "a.safetensors")
     before = (tmp_path / "a.safetensors").read_bytes()
-    monkeypatch.setattr("setstream.durable.flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("setstream._utils.atomic.flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         (state + state).save(tmp_path / "a.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == before

@@ -18,8 +18,8 @@ from torch.nn.utils import prune
 
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError
-from setstream.fingerprint import Origin, digest_0_1
 from setstream.nn.backbones import Backbone
+from setstream.states.fingerprint import Origin, digest_0_1
 
 
 class Phi(nn.Module):

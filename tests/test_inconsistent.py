@@ -7,10 +7,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 import setstream as ss
+from setstream.bulk.encode import encode_sets
 from setstream.cli.app import app
 from setstream.data import ArraySource, SourceChunks
 from setstream.errors import ConfigurationError, ConsistencyError
-from setstream.scale.bulk import encode_sets
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.mil import Mil
 from setstream.tasks.mil.bags import Bags

@@ -1,7 +1,10 @@
 """The public face: names, docstrings with examples, and nothing imported against the arrows."""
 
 import ast
+import importlib
 import inspect
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,34 +31,45 @@ def test_every_error_is_ours_and_documented():
             assert error.__doc__, name
 
 
-#: What each room may import besides itself; the core imports none but `sets`, as all may.
-MAY_IMPORT = {
-    "core": set(),
-    "sets": set(),
-    "pools": set(),
-    "nn": {"data"},  # backbones fetch their weights
-    "testing": set(),
-    "data": set(),
-    "scale": {"data"},
-    "training": {"data", "scale"},
-    "tasks": {"pools", "nn", "data", "scale", "training"},
-    "report": {"pools", "nn", "data", "scale", "training", "tasks"},
-    "integrations": {"pools", "nn", "data", "scale", "training", "tasks"},
-    "serve": {"pools", "nn", "data", "scale", "training", "tasks"},  # the playground shows shipped models
-    "cli": {"data", "scale", "training", "tasks", "report", "serve"},
-}
+#: The folders in the order in which they build on each other: each imports itself and those before it, nothing else.
+ROOMS = (
+    "errors", "_utils", "states", "sets", "pools", "models", "gradients", "testing", "nn", "stores", "data", "bulk", "training",
+    "report", "tasks", "integrations", "serve", "cli",
+)  # fmt: skip
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "setstream")
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_arrows_point_up_only(path):
-    parts = path.relative_to(SOURCE).parts
-    room = parts[0] if len(parts) > 1 else "core"
-    if parts == ("__init__.py",):
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if room == "__init__":
         return
-    forbidden = set(MAY_IMPORT) - MAY_IMPORT[room] - {room, "core", "sets"}
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        for name in names:
-            found = name.split(".")
-            assert not (found[0] == "setstream" and len(found) > 1 and found[1] in forbidden), f"{path}: {name}"
+    later = set(ROOMS[ROOMS.index(room) + 1 :])
+    for name in imports_of(path):
+        found = name.split(".")
+        assert found[0] != "setstream" or len(found) == 1 or found[1] not in later, f"{path}: {name}"
+
+
+def test_the_root_holds_folders_only():
+    assert {path.name for path in SOURCE.iterdir() if path.is_file()} == {"__init__.py", "errors.py", "py.typed"}
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ROOMS) - {"errors"}
+
+
+def test_modules_of_0_1_can_be_imported_under_their_old_names():
+    from setstream._utils.moved import MOVED
+
+    assert len(MOVED) > 30
+    for old, new in MOVED.items():
+        sys.modules.pop(f"setstream.{old}", None)
+        with pytest.warns(DeprecationWarning, match=rf"setstream\.{re.escape(old)} is now setstream\.{re.escape(new)}"):
+            found = importlib.import_module(f"setstream.{old}")
+        assert found is importlib.import_module(f"setstream.{new}")
+        assert found.__spec__.name == f"setstream.{new}"

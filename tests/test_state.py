@@ -10,7 +10,7 @@ from torch import nn
 import setstream as ss
 from setstream import parts
 from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
-from setstream.pool import named_tensors
+from setstream.pools.base import named_tensors
 
 
 def make(pool=None, seed=0):

@@ -13,7 +13,7 @@ from torch import nn
 
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, StoreError
-from setstream.store import Change
+from setstream.stores.store import Change
 from tests.kills import kill_after
 
 

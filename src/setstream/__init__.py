@@ -5,20 +5,24 @@
 See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool, `State` for what is kept.
 """
 
-from setstream import data, errors, integrations, nn, pure, testing
-from setstream.encode import encode
-from setstream.encoder import SetEncoder
-from setstream.model import SetModel
-from setstream.partition import Chunks
-from setstream.pool import Pool
+from setstream import data, errors, integrations, nn, testing
+from setstream._utils import moved
+from setstream.gradients.encode import encode
+from setstream.gradients.streamed_loss import streamed_loss
+from setstream.models import functional as pure
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
+from setstream.models.stream import SetStream
 from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
-from setstream.scale import scatter_sets
-from setstream.state import State
-from setstream.store import StateStore
-from setstream.stream import SetStream
-from setstream.streamed_loss import streamed_loss
+from setstream.pools.base import Pool
+from setstream.sets.partition import Chunks
+from setstream.sets.scatter import scatter_sets
+from setstream.states.state import State
+from setstream.stores.store import StateStore
 
 __version__ = "0.1.0"
+
+moved.install()
 
 __all__ = [
     "SSE",

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 
 import setstream as ss
 from setstream.tasks.clustering import Clustering
-from setstream.tasks.loading import open_model, read_run
+from setstream.tasks.loading import open_model
 from setstream.training import Trainer
+from setstream.training.registry import read_run
 from tests.compat import encoders
 from tests.compat.write import SAVED, _bag
 

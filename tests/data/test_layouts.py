@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 import setstream as ss
+from setstream.bulk.encode import encode_sets
 from setstream.data import ParquetSets
 from setstream.errors import DataError
-from setstream.scale.bulk import encode_sets
 
 X = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
 

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import nn
 
 import setstream as ss
+from setstream._utils.registry import fetch_pypi
 from setstream.data import SetLoader
-from setstream.data.registry import fetch_pypi
 from setstream.data.slides import (
     Grid,
     GridOptions,
@@ -434,7 +434,7 @@ def test_slides_that_are_done_are_not_cut_again(folder, tmp_path, monkeypatch):
 
 def test_a_file_that_could_not_be_finished_is_not_there(slide, tmp_path, monkeypatch):
     grid = SlideSource(slide[0], patch_size=32).grid
-    monkeypatch.setattr("setstream.durable.flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("setstream._utils.atomic.flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_grid(tmp_path / "a_patches.h5", grid)
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ import zarr
 from PIL import Image
 
 import setstream as ss
+from setstream._utils.prefetch import read_ahead
 from setstream.data import (
     ArraySource,
     H5Source,
@@ -26,7 +27,6 @@ from setstream.data import (
     open_source,
 )
 from setstream.errors import ConfigurationError, DataError
-from setstream.sets.prefetch import read_ahead
 
 X = np.random.default_rng(0).standard_normal((257, 6)).astype(np.float32)
 

@@ -13,9 +13,10 @@ import setstream as ss
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn import SetClassifier
 from setstream.tasks.clustering import Clustering
-from setstream.tasks.loading import SavedRun, open_model, read_run
+from setstream.tasks.loading import open_model
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.task import Mil
+from setstream.training.registry import SavedRun, read_run
 from tests.integrations.builders import build, build_encoder
 
 HERE = "tests.integrations.builders"
@@ -118,7 +119,7 @@ def test_what_cannot_be_described_or_read_is_said(tmp_path, monkeypatch):
         ss.SetModel.from_pretrained(tmp_path / "a")
     model.save_pretrained(tmp_path / "b", builder=build)
     config = tmp_path / "b" / "config.json"
-    for builder in ("os:system", "setstream.durable:os", "setstream.pretrained:find", "evil:MODELS[x]"):
+    for builder in ("os:system", "setstream._utils.atomic:os", "setstream.models.pretrained:find", "evil:MODELS[x]"):
         config.write_text(json.dumps({"builder": builder, "options": {}}))
         with pytest.raises(ConfigurationError, match="no part of setstream"):
             ss.SetModel.from_pretrained(tmp_path / "b")
@@ -176,7 +177,12 @@ def test_a_saved_models_options_run_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "builder",
-    ["setstream.cli.__main__:MODELS[x]", "setstream.report:import_module", "setstream.places:OURS", "tests.evil:MODELS[x]"],
+    [
+        "setstream.cli.__main__:MODELS[x]",
+        "setstream.report:import_module",
+        "setstream._utils.import_path:OURS",
+        "tests.evil:MODELS[x]",
+    ],
 )
 def test_a_saved_models_builder_is_an_entry_of_a_known_registry(tmp_path, builder):
     saved_folder(tmp_path / "bags", builder, {})
@@ -283,8 +289,8 @@ def test_a_damaged_config_is_our_error(tmp_path, config):
 
 
 def test_the_list_of_what_a_file_may_name_is_ours():
-    from setstream.places import OURS
-    from setstream.tasks import TASKS
+    from setstream._utils.import_path import OURS
+    from setstream.training.registry import TASKS
 
     assert {place for place in OURS if not place.endswith("[]")} == set(TASKS.values())
     package = Path(ss.__file__).parent
@@ -299,4 +305,5 @@ def test_the_list_of_what_a_file_may_name_is_ours():
         if isinstance(node, ast.Call)
         and getattr(node.func, "id", getattr(node.func, "attr", "")) in ("import_module", "__import__")
     }
-    assert callers <= {"places.py", "pretrained.py", "data/files.py", "integrations/__init__.py", "report/__init__.py"}, callers
+    utils = {f"_utils/{name}.py" for name in ("import_path", "moved", "optional")}
+    assert callers <= utils | {"models/pretrained.py", "integrations/__init__.py"}, callers

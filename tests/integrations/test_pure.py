@@ -6,8 +6,8 @@ import torch
 import setstream as ss
 from setstream import pure
 from setstream.errors import MismatchError, ShapeError
-from setstream.pool import named_tensors
 from setstream.pools.activations import ACTIVATIONS
+from setstream.pools.base import named_tensors
 
 POOLS = {
     **{

@@ -14,7 +14,7 @@ from torch import nn
 import setstream as ss
 from setstream import testing
 from setstream.errors import LawViolation
-from setstream.pool import named_tensors
+from setstream.pools.base import named_tensors
 from setstream.testing import laws
 from tests.laws.strategies import ELEMENT, WIDTH, encoders, pad, ragged_sets, removable_pools, umbcs
 

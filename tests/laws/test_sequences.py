@@ -14,9 +14,9 @@ from torch import nn
 
 import setstream as ss
 from setstream.errors import ConfigurationError, PrecisionError, RemovalError
-from setstream.parts import REMOVAL_TOLERANCE, LogSums
-from setstream.pool import named_tensors
 from setstream.pools import ACTIVATIONS
+from setstream.pools.base import named_tensors
+from setstream.states.accumulators import REMOVAL_TOLERANCE, LogSums
 from tests.laws.strategies import SOFTPLUS
 
 WIDTH, STEPS, LONGEST = 6, 8, 3

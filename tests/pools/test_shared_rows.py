@@ -5,8 +5,8 @@ import torch
 
 import setstream as ss
 from setstream.pools.activations import ACTIVATIONS
-from setstream.pools.block_sums import block_sums
-from setstream.pools.shared_rows import SharedRows
+from setstream.pools.kernels.block_sums import block_sums
+from setstream.pools.kernels.shared_rows import SharedRows
 
 SLOTS = (2, 2, 3)  # sets, heads, slots a head
 SOFTPLUS = ss.Activation("softplus", torch.nn.functional.softplus)

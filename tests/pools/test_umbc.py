@@ -132,7 +132,7 @@ def test_the_cheaper_form_is_chosen():
 @pytest.mark.parametrize("fold", [True, False])
 def test_blocks_are_chunks(monkeypatch, size, fold):
     """However the kernel cuts its work, over elements and over sets, the answer is the same."""
-    from setstream.pools import weighted_sums
+    from setstream.pools.kernels import weighted_sums
 
     pool = ss.UMBC(8, 4, heads=2, fold=fold, slots="gaussian", activation="slot-exp").double().train()
     x = torch.randn(5, size, 8).double()

@@ -7,13 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from setstream.report import completion as evidence
 from setstream.report import write_report
 from setstream.report.page import Page
 from setstream.report.runs import FinishedRun
 from setstream.tasks.completion import Completion, as_pixels
-from setstream.tasks.loading import build_task
+from setstream.tasks.completion import report as evidence
 from setstream.training import TrainConfig, Trainer
+from setstream.training.registry import build_task
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import torch
 
-from setstream.report import documents as evidence
 from setstream.report import write_report
 from setstream.report.runs import FinishedRun, find_runs
+from setstream.tasks.documents import report as evidence
 from setstream.training import TrainConfig, Trainer
 from tests.tasks.test_documents import SMALL, bert, folder, model, task
 

@@ -8,14 +8,15 @@ import torch
 from PIL import Image
 
 from setstream.errors import ConfigurationError
-from setstream.report import clustering as evidence
-from setstream.report import find_runs, partitions, streams, write_report
+from setstream.report import find_runs, write_report
 from setstream.report.page import Page
 from setstream.report.runs import by_label
-from setstream.tasks.clustering import Clustering, sample
+from setstream.tasks.clustering import Clustering, partitions, sample
+from setstream.tasks.clustering import report as evidence
+from setstream.tasks.clustering import stream_figures as streams
 from setstream.tasks.clustering.streams import disagreement, stream_ends
-from setstream.tasks.loading import build_task
 from setstream.training import TrainConfig, Trainer
+from setstream.training.registry import build_task
 
 TASK = {"points": 32, "test_sets": 4, "test_points": 16}
 

@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 import setstream as ss
+from setstream.bulk import encode as bulk
+from setstream.bulk import ray
+from setstream.bulk.encode import encode_sets
+from setstream.bulk.partial import absorb, add_rows, shares
+from setstream.bulk.ray import cluster, ray_states
 from setstream.data import ArraySource, NpySource, ParquetSets, SetDataset, tables
 from setstream.data.tables import Ids
 from setstream.errors import ConfigurationError, DataError, MismatchError
-from setstream.scale import bulk, ray
-from setstream.scale.bulk import encode_sets
-from setstream.scale.partial import absorb, add_rows, shares
-from setstream.scale.ray import cluster, ray_states
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
 from tests.kills import kill_after

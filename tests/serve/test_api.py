@@ -13,9 +13,9 @@ from fastapi.testclient import TestClient
 
 import setstream as ss
 import setstream.serve.service
-from setstream.fingerprint import Origin
 from setstream.serve import Options, create_app
 from setstream.serve.service import Service
+from setstream.states.fingerprint import Origin
 from setstream.tasks.loading import open_model
 from tests.serve.conftest import make, serving
 from tests.serve.test_bodies import ARROW, NPY, arrow, listed, npy

@@ -15,6 +15,7 @@ import torch
 
 import setstream as ss
 from setstream.errors import MismatchError, StoreError, UnknownSetError
+from setstream.stores.store import Change, Changed
 from tests.serve.conftest import listening, make
 from tests.serve.test_process import appending
 
@@ -121,8 +122,8 @@ def test_two_stores_that_update_the_same_sets_at_once_lose_nothing(place):
 
     def work(store, order):
         for _ in range(5):
-            done = store.apply([ss.store.Change(id, part) for id in order])
-            assert all(isinstance(own, ss.store.Changed) for own in done)
+            done = store.apply([Change(id, part) for id in order])
+            assert all(isinstance(own, Changed) for own in done)
 
     threads = [threading.Thread(target=work, args=(stores[k % 2], ids if k < 2 else ids[::-1])) for k in range(4)]
     for thread in threads:

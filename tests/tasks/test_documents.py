@@ -27,8 +27,8 @@ from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
 from setstream.tasks.documents.tokens import tokens_of
-from setstream.tasks.loading import SavedRun
 from setstream.training import Encode, TrainConfig, Trainer
+from setstream.training.registry import SavedRun
 from setstream.training.stages import freeze, train_mode
 
 CONSISTENT = ("deepsets", "sse", "umbc+bert", "umbc+anchors+bert")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from setstream.durable import locked
+from setstream._utils.atomic import locked
 from setstream.errors import ConfigurationError, NonFiniteError
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer

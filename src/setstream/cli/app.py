@@ -18,7 +18,7 @@ from setstream import __version__
 from setstream.cli.options import AverageChunks, Builder, Trust, build_config
 from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
-from setstream.tasks.loading import build_task
+from setstream.training.registry import build_task
 
 FAILED, WRONG_OPTIONS, NOT_FINITE, INTERRUPTED = 1, 2, 3, 130
 
@@ -339,7 +339,7 @@ def demo(
 @app.command()
 def tasks() -> None:
     """List the tasks."""
-    from setstream.tasks import TASKS, task_class
+    from setstream.training.registry import TASKS, task_class
 
     rows = Table("task", "what it is", "models", box=None)
     for name in TASKS:
@@ -351,7 +351,7 @@ def tasks() -> None:
 @app.command()
 def models(task: Annotated[str, typer.Argument(help="A task.")] = "clustering") -> None:
     """List the models of a task."""
-    from setstream.tasks import task_class
+    from setstream.training.registry import task_class
 
     rows = Table("model", "what it is", box=None)
     for name, build in task_class(task).models.items():

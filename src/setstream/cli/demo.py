@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from setstream.report.page import Page
-from setstream.report.streams import add_streams
 from setstream.tasks.clustering import Clustering, pretrained, sample
+from setstream.tasks.clustering.stream_figures import add_streams
 from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends
 
 MODELS = ("umbc+set-transformer", "set-transformer")

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream import data as sets
+from setstream.bulk.encode import encode_sets
 from setstream.data import ParquetSets, SetDataset
 from setstream.data.parquet import is_table
-from setstream.scale.bulk import encode_sets
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
 

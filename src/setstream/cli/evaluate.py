@@ -13,10 +13,10 @@ from rich.table import Table
 
 from setstream.cli.options import assignments, merge
 from setstream.errors import ConfigurationError
-from setstream.tasks.loading import SavedRun, build_task, read_run
 from setstream.training.config import TrainConfig
 from setstream.training.crossval import cross_validate, summarise
 from setstream.training.processes import choose_device
+from setstream.training.registry import SavedRun, build_task, read_run
 
 
 def run_evaluate(folder: Path, options: list[str], device: str, as_json: bool, trust: list[str], console: Console) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from setstream.data.files import need
+from setstream._utils.optional import need
 from setstream.errors import MismatchError
-from setstream.store import StateStore
+from setstream.stores.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
 

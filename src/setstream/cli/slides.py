@@ -179,8 +179,8 @@ def heatmap(
 
 def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:
     """Columns as CSV, Parquet or HDF5 (which also keeps the attributes); whole or not at all."""
-    from setstream.data.files import need
-    from setstream.durable import whole_or_nothing
+    from setstream._utils.atomic import whole_or_nothing
+    from setstream._utils.optional import need
 
     with whole_or_nothing(path) as hidden:
         if path.suffix == ".csv":
@@ -207,8 +207,8 @@ def camelyon16(
     whole: Annotated[bool, typer.Option("--whole", help="All 270 and 129 slides of the paper must be there.")] = False,
 ) -> None:
     """Labels and the paper's split of Camelyon16, as a CSV that `ss.data` reads."""
+    from setstream._utils.atomic import write_atomically
     from setstream.data.slides import camelyon16 as read
-    from setstream.durable import write_atomically
 
     splits = read(root, features_in, whole=whole)
     rows = [f"{source.id},{source.label},{split}" for split, data in splits.items() for source in data]

@@ -34,8 +34,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from setstream._utils.atomic import write_atomically
 from setstream.cli.options import merge
-from setstream.durable import write_atomically
 from setstream.errors import ConfigurationError
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics

@@ -27,23 +27,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, DataError, SetstreamError
+from setstream._utils.optional import need
+from setstream.errors import DataError, SetstreamError
 from setstream.sets.source import Metadata, SetSource
 
 FEATURES = "features"
 # An array may be this much larger than the bytes that it is stored in, which no numbers compress to; small ones may be any.
 LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
-
-
-def need(module: str, extra: str = "data", what: str = "these files") -> Any:
-    """Import a library that an extra brings, or name the extra; the error says that it is needed for `what`."""
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.split(".")[0]
-        raise ConfigurationError(f"{package} is needed for {what}: pip install 'setstream[{extra}]'") from error
 
 
 @contextmanager

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.files import ImageFolderSource, need, read_image
-from setstream.data.registry import fetch_npm
-from setstream.durable import whole_or_nothing
+from setstream._utils.atomic import whole_or_nothing
+from setstream._utils.optional import need
+from setstream._utils.registry import fetch_npm
+from setstream.data.files import ImageFolderSource, read_image
 from setstream.errors import DataError
 
 #: The square in the middle of an aligned face, 178 x 218, that the field resizes.

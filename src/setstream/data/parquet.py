@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.prefetch import iterate_ahead
 from setstream.data.files import reading
 from setstream.data.tables import SUFFIXES, Ids, TableFile, row_features, row_ids
 from setstream.errors import ConfigurationError, DataError
-from setstream.sets.prefetch import iterate_ahead
 from setstream.sets.source import SetSource
 
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from setstream._utils.optional import need
 from setstream.data.dataset import SetDataset
 from setstream.data.files import (
     H5Source,
@@ -24,7 +25,6 @@ from setstream.data.files import (
     NpySource,
     TorchSource,
     ZarrSource,
-    need,
     read_h5,
     reading,
 )

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from setstream._utils.optional import need
 from setstream.data.arrow_ipc import check_file
-from setstream.data.files import need, reading
+from setstream.data.files import reading
 from setstream.errors import DataError
 
 ARROW = (".arrow", ".feather")

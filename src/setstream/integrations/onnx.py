@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setstream import pure
-from setstream.data.files import need
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError, ShapeError
-from setstream.model import SetModel
-from setstream.parts import Shared
-from setstream.pool import named_tensors
+from setstream.models import functional as pure
+from setstream.models.model import SetModel
+from setstream.pools.base import named_tensors
+from setstream.states.accumulators import Shared
 
 CHUNK, OTHER, NEW = "chunk", "other.", "new."
 GRAPHS = ("update", "merge", "predict")

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.data.files import need
-from setstream.encoder import SetEncoder
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError, ShapeError
-from setstream.pool import Pool, named_tensors
+from setstream.models.encoder import SetEncoder
 from setstream.pools import SSE, UMBC, Activation, DeepSets
+from setstream.pools.base import Pool, named_tensors
 
 need("torch_geometric", "pyg", "aggregations")
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from setstream.parts import Chunks, LogSums, Part, accumulator_dtype, align
-from setstream.pool import Context, Pool
-from setstream.state import State
+from setstream.pools.base import Context, Pool
+from setstream.states.accumulators import Chunks, LogSums, Part, accumulator_dtype, align
+from setstream.states.state import State
 
 
 class ChunkMean(Pool):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
-from setstream.parts import LogSums, Maximum, Minimum, Part, accumulator_dtype, align
-from setstream.pool import Context, Pool
-from setstream.state import State
+from setstream.pools.base import Context, Pool
+from setstream.states.accumulators import LogSums, Maximum, Minimum, Part, accumulator_dtype, align
+from setstream.states.state import State
 
 EXTREMA: dict[str, type[Maximum] | type[Minimum]] = {"max": Maximum, "min": Minimum}
 POOLS = ("mean", "sum", *EXTREMA)

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.parts import Part
-from setstream.pool import Context, Pool
-from setstream.state import State
+from setstream.pools.base import Context, Pool
+from setstream.states.accumulators import Part
+from setstream.states.state import State
 
 
 class Projected(Pool):

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.parts import Part
-from setstream.pool import Context, Pool
 from setstream.pools.activations import Activation
+from setstream.pools.base import Context, Pool
 from setstream.pools.deepsets import POOLS
 from setstream.pools.umbc import UMBC
-from setstream.state import State
+from setstream.states.accumulators import Part
+from setstream.states.state import State
 
 
 def pool_slots(z: Tensor, pool: str | None) -> Tensor:

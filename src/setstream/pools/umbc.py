@@ -28,13 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.parts import LogSums, Part, Shared
-from setstream.pool import Context, Pool
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
-from setstream.pools.block_sums import log_weights
+from setstream.pools.base import Context, Pool
+from setstream.pools.kernels.block_sums import log_weights
+from setstream.pools.kernels.weighted_sums import weighted_sums
 from setstream.pools.slots import Slots
-from setstream.pools.weighted_sums import weighted_sums
-from setstream.state import State
+from setstream.states.accumulators import LogSums, Part, Shared
+from setstream.states.state import State
 
 
 def folding_pays(in_dim: int, num_slots: int, out_dim: int, heads: int) -> bool:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from importlib import import_module
 from pathlib import Path
 
+from setstream._utils.import_path import find
 from setstream.report.page import Page
 from setstream.report.runs import FinishedRun, by_label, find_runs, mean_and_spread
-
-#: Tasks with a page of their own; the metrics of others stand in a table.
-EVIDENCE = {
-    "clustering": "setstream.report.clustering",
-    "completion": "setstream.report.completion",
-    "documents": "setstream.report.documents",
-    "needles": "setstream.report.needles",
-}
+from setstream.training.registry import TASKS, task_class
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> list[FinishedRun]:
@@ -29,8 +22,9 @@ def write_report(folders: list[Path], out: Path, figures: Path | None = None, tr
     page = Page("setstream: " + ", ".join(tasks))
     for task in tasks:
         own = [run for run in runs if run.config.task == task]
-        if task in EVIDENCE:
-            import_module(EVIDENCE[task]).add_evidence(page, own)
+        place = task_class(task).report if task in TASKS else None
+        if place is not None:
+            find(place, "report")(page, own)
         else:
             add_table(page, task, own)
     page.section("Runs")

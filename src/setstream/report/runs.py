@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
-from setstream.tasks.loading import SavedRun, read_run
+from setstream.models.model import SetModel
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
+from setstream.training.registry import SavedRun, read_run
 from setstream.training.task import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task)

@@ -18,7 +18,7 @@ from setstream.serve.problems import add_handlers, problem
 from setstream.serve.routes import router
 from setstream.serve.service import Service
 from setstream.serve.watching import router as watching
-from setstream.store import StateStore
+from setstream.stores.store import StateStore
 
 SUMMARY = """
 Sets by id: add elements as they arrive, ask for the model's prediction at any time, merge sets, carry their states

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.optional import need
 from setstream.data.arrow_ipc import check_stream
-from setstream.data.files import need
 from setstream.data.tables import row_features
 from setstream.errors import DataError
 from setstream.serve.problems import TooManyElements

@@ -17,7 +17,7 @@ from setstream.serve.app import create_app
 from setstream.serve.connections import connections_of
 from setstream.serve.log import log_config, logger
 from setstream.serve.options import Options
-from setstream.store import StateStore
+from setstream.stores.store import StateStore
 
 # Seconds that a thread may keep the interpreter while another waits. The writer computes all the time under load; Python's
 # own 5 ms would be added to every step of every request.

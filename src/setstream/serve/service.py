@@ -20,8 +20,8 @@ from setstream.serve.log import logger
 from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
 from setstream.serve.writer import Writer
-from setstream.state import State
-from setstream.store import Changed, StateStore
+from setstream.states.state import State
+from setstream.stores.store import Changed, StateStore
 
 # Bodies up to this size are parsed where they arrive: handing them to a thread would take longer.
 SMALL = 2**14

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from setstream.errors import SetstreamError, ShapeError, StoreError
 from setstream.serve.metrics import Metrics
-from setstream.state import State
-from setstream.store import Change, Changed, StateStore
+from setstream.states.state import State
+from setstream.stores.store import Change, Changed, StateStore
 
 # The most that shares a round: a larger one is hardly cheaper, and the first in it waits for the last.
 ROUND_CHANGES, ROUND_ELEMENTS = 256, 2**16

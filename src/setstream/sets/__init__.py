@@ -1,1 +1,1 @@
-"""Sets that need not be in memory: `SetSource` serves one set in pieces, `SourceChunks` several in chunks."""
+"""How sets come in and are cut: layouts in memory, sources that serve sets in pieces, partitions, shares of ranks."""

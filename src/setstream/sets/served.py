@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from setstream.partition import Chunks
+from setstream._utils.prefetch import read_ahead
 from setstream.sets.part import PartSource
-from setstream.sets.prefetch import read_ahead
+from setstream.sets.partition import Chunks
 from setstream.sets.source import SetSource
 
 

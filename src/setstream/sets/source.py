@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.prefetch import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
-from setstream.layout import from_array
-from setstream.sets.prefetch import read_ahead
+from setstream.sets.layout import from_array
 
 PARTITIONS = ("contiguous", "blocks", "random")
 # Gaps of up to this many elements are read over rather than sought over.

@@ -1,61 +1,16 @@
-"""From the options of a run, or its folder, to its task and its trained model."""
+"""Trained models by name: of a run's folder, saved, shipped, or your own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from setstream._utils.import_path import find
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
-from setstream.places import find, named_by_file
-from setstream.pretrained import is_saved
-from setstream.tasks import task_class
-from setstream.training.checkpoint import weights_of
-from setstream.training.config import TrainConfig, read_options
-from setstream.training.task import Task
-from setstream.weights import load_weights
-
-
-def build_task(config: TrainConfig) -> Task:
-    """The task of a run whose options the caller chose."""
-    kind = task_class(config.task)
-    try:
-        return kind(**config.task_options)
-    except TypeError as error:
-        raise ConfigurationError(f"the task {config.task} does not take these options: {error}") from error
-
-
-def read_run(folder: Path) -> TrainConfig:
-    """The options of an earlier run."""
-    if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"{folder} is no run folder: it has no config.json")
-    return TrainConfig.from_dict(read_options(folder / "config.json"))
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """A run in a folder, with its options as they are in config.json there.
-
-    trust: import paths, package.module:name, that these options may name although they are not ours: a task, a backbone.
-    """
-
-    folder: Path
-    config: TrainConfig
-    trust: Iterable[str] = ()
-
-    def task(self) -> Task:
-        """The task of the run."""
-        with named_by_file(self.folder / "config.json", self.trust):
-            return build_task(self.config)
-
-    def model(self, task: Task | None = None) -> SetModel:
-        """The model of the run, in eval mode: as it ended, or as its last checkpoint has it. `task`: the run's, if at hand."""
-        task = task or self.task()
-        with named_by_file(self.folder / "config.json", self.trust):
-            model = task.build(self.config.model, **self.config.model_options)
-        load_weights(model, weights_of(self.folder))
-        return model.eval()
+from setstream.models.model import SetModel
+from setstream.models.pretrained import is_saved
+from setstream.tasks.clustering.pretrained import SHELF
+from setstream.training.registry import SavedRun, read_run
 
 
 def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ()) -> SetModel:
@@ -68,8 +23,6 @@ def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ())
     >>> type(open_model("umbc+set-transformer")).__name__
     'SetModel'
     """
-    from setstream.tasks.clustering.pretrained import SHELF
-
     if is_saved(Path(name)):
         return SetModel.from_pretrained(name, builder=builder, trust=trust)
     if builder is not None:

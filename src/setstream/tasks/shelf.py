@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.models.model import SetModel
 
 
 class Shelf:

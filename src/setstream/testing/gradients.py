@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.encode import encode
-from setstream.encoder import SetEncoder
 from setstream.errors import LawViolation
-from setstream.layout import Sets, pack
-from setstream.model import SetModel
-from setstream.pool import named_tensors
+from setstream.gradients.encode import encode
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
+from setstream.pools.base import named_tensors
+from setstream.sets.layout import Sets, pack
 from setstream.testing.laws import FACTOR, SLACK_DOUBLE
 
 # Gradients are longer sums: luck makes the full one right to the last place more often.

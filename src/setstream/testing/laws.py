@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.encoder import SetEncoder
 from setstream.errors import LawViolation, MismatchError
-from setstream.layout import Sets, pack
-from setstream.model import SetModel
-from setstream.pool import AVERAGE, named_tensors
-from setstream.state import State
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE, named_tensors
+from setstream.sets.layout import Sets, pack
+from setstream.states.state import State
 
 FACTOR = 2.0
 # Units in the last place of the largest value that are always allowed.

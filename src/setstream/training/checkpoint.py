@@ -25,9 +25,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from setstream.durable import flush
+from setstream._utils.atomic import flush
 from setstream.errors import ConfigurationError
-from setstream.weights import load_weights, save_weights
+from setstream.models.weights import load_weights, save_weights
 
 KEPT = 2
 FILES = WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"

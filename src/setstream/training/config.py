@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from setstream.encode import GRADIENTS
 from setstream.errors import ConfigurationError
-from setstream.pool import AVERAGE
+from setstream.gradients.encode import GRADIENTS
+from setstream.pools.base import AVERAGE
 
 OPTIMIZERS = ("adam", "adamw", "sgd")
 SCHEDULES = ("constant", "step", "cosine")

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-from setstream.durable import write_atomically
+from setstream._utils.atomic import write_atomically
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task

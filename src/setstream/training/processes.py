@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from setstream.errors import ConfigurationError, DeviceError
-from setstream.scale.scatter import some_sets
+from setstream.sets.scatter import some_sets
 from setstream.training.task import Batch
 
 

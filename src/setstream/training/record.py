@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from setstream.durable import write_atomically
+from setstream._utils.atomic import write_atomically
 
 
 class Metrics:

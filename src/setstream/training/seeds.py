@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from setstream.passes import generators
+from setstream.gradients.exact import generators
 
 
 def mix(*numbers: int) -> int:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from setstream.encode import encode
-from setstream.encoder import SetEncoder
+from setstream._utils.import_path import place_of
 from setstream.errors import ConfigurationError
-from setstream.layout import Sets
-from setstream.model import SetModel
-from setstream.partition import Chunks
-from setstream.places import place_of
-from setstream.scale.scatter import scatter_sets
+from setstream.gradients.encode import encode
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
+from setstream.sets.layout import Sets
+from setstream.sets.partition import Chunks
+from setstream.sets.scatter import scatter_sets
 from setstream.sets.source import SetSource
 
 Batch = dict[str, Any]
@@ -88,6 +88,8 @@ class Task(ABC):
     name: ClassVar[str]
     #: A line for `setstream tasks`.
     summary: ClassVar[str] = ""
+    #: The function that adds the task's tables and figures to a report, by its import path; None: a table of metrics.
+    report: ClassVar[str | None] = None
     #: Its models by name: each a function of keyword options that gives a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
     #: The seed of the run that trains it, which the trainer sets: what the order of examples in epochs follows from.

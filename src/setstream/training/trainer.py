@@ -28,9 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from setstream.durable import locked, write_atomically
+from setstream._utils.atomic import locked, write_atomically
 from setstream.errors import ConfigurationError, ConsistencyError, NonFiniteError
-from setstream.model import SetModel
+from setstream.models.model import SetModel
+from setstream.models.weights import load_weights, save_weights
 from setstream.training.allocator import keep_freed_memory
 from setstream.training.checkpoint import Checkpoints
 from setstream.training.config import FREE, TrainConfig, read_options
@@ -42,7 +43,6 @@ from setstream.training.seeds import batch_generator, seed_step
 from setstream.training.signals import asked_to_stop
 from setstream.training.stages import begin_with, freeze, train_mode
 from setstream.training.task import Batch, Encode, Task
-from setstream.weights import load_weights, save_weights
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from setstream.data.files import need, read_h5, reading
+from setstream._utils.atomic import whole_or_nothing
+from setstream._utils.optional import need
+from setstream.data.files import read_h5, reading
 from setstream.data.slides.grid import Grid
-from setstream.durable import whole_or_nothing
 from setstream.errors import DataError
 
 #: Pixels along a side of a patch, at any level: a file that says more is damaged.

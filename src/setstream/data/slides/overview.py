@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from setstream.data.files import need
+from setstream._utils.atomic import whole_or_nothing
+from setstream._utils.optional import need
 from setstream.data.slides.grid import Grid, pixels_of
 from setstream.data.slides.pyramid import Slide
 from setstream.data.slides.tissue import Tissue
-from setstream.durable import whole_or_nothing
 from setstream.errors import ShapeError
 
 LONGEST = 1600

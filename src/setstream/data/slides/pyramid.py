@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from setstream.data.files import need
+from setstream._utils.optional import need
 from setstream.data.slides.resize import shrink
 from setstream.errors import ConfigurationError, DataError
 

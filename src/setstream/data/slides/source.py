@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.atomic import whole_or_nothing
 from setstream.data.files import FileSource, ImageFolderSource
 from setstream.data.slides.grid import Grid, GridOptions, cut
 from setstream.data.slides.layout import read_grid
 from setstream.data.slides.pyramid import Slide
-from setstream.durable import whole_or_nothing
 from setstream.errors import ConfigurationError, DataError, ShapeError
 from setstream.sets.source import Metadata
 
@@ -143,7 +143,7 @@ class PatchFolderSource(ImageFolderSource):
 
 def extract(source: SlideSource, folder: Path, chunk_size: int = 256) -> None:
     """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder is whole or not there."""
-    from setstream.data.files import need
+    from setstream._utils.optional import need
 
     image = need("PIL.Image", "slides")
     digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from setstream.data.files import need
+from setstream._utils.optional import need
 from setstream.data.slides.pyramid import Slide
 
 #: The longest side of the picture that is looked at, and the sides of a patch in it that are enough to judge it by.

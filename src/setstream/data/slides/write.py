@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from setstream.data.files import need
-from setstream.durable import whole_or_nothing
+from setstream._utils.atomic import whole_or_nothing
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError, ShapeError
 
 #: Micrometres a pixel at 1x.

@@ -1,6 +1,6 @@
 """scikit-learn estimators over sets: `SetClassifier`, `SetRegressor`, `SetFeaturizer`; `SetEstimator` has their options."""
 
-from setstream.data.files import need
+from setstream._utils.optional import need
 
 need("sklearn", "sklearn", "these estimators")
 

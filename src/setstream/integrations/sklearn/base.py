@@ -14,12 +14,12 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from torch import Tensor
 
-from setstream.encode import GRADIENTS
 from setstream.errors import ConfigurationError
+from setstream.gradients.encode import GRADIENTS
 from setstream.integrations.sklearn.fitting import Loss, SetsEncode, Training
 from setstream.integrations.sklearn.network import MODELS
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
-from setstream.model import SetModel
+from setstream.models.model import SetModel
 from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device

@@ -23,7 +23,7 @@ from setstream.integrations.sklearn.classifier import class_loss
 from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.regressor import read_numbers, square_loss
 from setstream.integrations.sklearn.sets import Sources, check_lengths
-from setstream.model import SetModel
+from setstream.models.model import SetModel
 from setstream.sets.part import PartSource
 from setstream.sets.source import ArraySource, SetSource
 

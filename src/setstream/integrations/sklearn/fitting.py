@@ -18,8 +18,8 @@ from torch import Tensor
 
 from setstream.integrations.sklearn.network import StreamsHead
 from setstream.integrations.sklearn.sets import Sources, naming_the_set
-from setstream.model import SetModel
-from setstream.stream import evaluating
+from setstream.models.model import SetModel
+from setstream.models.stream import evaluating
 from setstream.training.config import TrainConfig
 from setstream.training.optimizer import make_optimizer
 from setstream.training.progress import Progress

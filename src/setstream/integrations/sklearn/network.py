@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.encoder import SetEncoder
-from setstream.model import SetModel
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
 from setstream.nn.mlp import mlp
 from setstream.nn.standardise import Standardise
 from setstream.pools import UMBC, DeepSets, Parallel, Projected

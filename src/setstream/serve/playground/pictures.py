@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from setstream.errors import PrecisionError
-from setstream.model import SetModel
-from setstream.pool import AVERAGE
+from setstream.models.model import SetModel
+from setstream.models.stream import SetStream
+from setstream.pools.base import AVERAGE
 from setstream.serve.playground.messages import SIDE, Paint, Truth
-from setstream.stream import SetStream
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.pretrained import SHELF
 from setstream.tasks.completion.task import as_pixels, places

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 from setstream.errors import ConfigurationError
-from setstream.streamed_loss import streamed_loss
+from setstream.gradients.streamed_loss import streamed_loss
 
 SCALES = {"released": (0.1, 0.6), "text": (0.3, 0.6)}
 # Sets larger than this have their likelihood streamed, in chunks of this size.

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.encoder import SetEncoder
-from setstream.model import SetModel
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
 from setstream.nn import ISAB, PMA, SAB, DiffEM, FSPool
 from setstream.nn.mlp import mlp
-from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
+from setstream.pools.base import Pool
 from setstream.tasks.clustering.mixtures import DiagonalMixture
 
 WIDTH, HEADS = 128, 4

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from setstream.model import SetModel
-from setstream.pool import AVERAGE
+from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE
 from setstream.tasks.clustering.mixtures import DiagonalMixture
 
 #: The paper's names, and what they mean.

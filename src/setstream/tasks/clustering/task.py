@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from setstream.model import SetModel
-from setstream.pool import AVERAGE
+from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
 from setstream.tasks.clustering.models import MODELS, MixtureHead
 from setstream.training.seeds import mix
@@ -35,6 +35,7 @@ class Clustering(Task):
 
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
+    report = "setstream.tasks.clustering.report:add_evidence"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
     def __init__(

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from setstream.gradients.streamed_loss import streamed_loss
 from setstream.nn.mlp import mlp
-from setstream.streamed_loss import streamed_loss
 
 # As the paper's appendix has them.
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4

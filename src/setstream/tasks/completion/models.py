@@ -18,13 +18,13 @@ from typing import Any
 
 from torch import nn
 
-from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
 from setstream.nn import SAB, DiffEM, FSPool, SetTransformer
 from setstream.nn.mlp import initialise, mlp
-from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
+from setstream.pools.base import Pool
 from setstream.tasks.completion.anchored import AnchoredDecoder, AnchoredFeatures, anchored_slots, spread
 from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, Decoder, FieldHead, Waves
 

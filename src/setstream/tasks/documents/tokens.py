@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from setstream.data.registry import cache_folder
+from setstream._utils.registry import cache_folder
 from setstream.errors import DataError
 from setstream.tasks.documents.corpus import SPLITS, Corpus, label_set, words
 

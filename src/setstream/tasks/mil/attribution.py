@@ -25,13 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, DataError
-from setstream.model import SetModel
+from setstream.models.model import SetModel
+from setstream.models.stream import evaluating
 from setstream.nn import PMA, SAB, GatedAttention
-from setstream.pool import Pool
 from setstream.pools import UMBC, ChunkMean, HierarchicalSSE, Parallel, Projected
+from setstream.pools.base import Pool
 from setstream.sets.source import SetSource
-from setstream.state import State
-from setstream.stream import evaluating
+from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
 
 #: By name, as they are written.

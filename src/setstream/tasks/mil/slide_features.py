@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from setstream.data.files import need
+from setstream._utils.atomic import whole_or_nothing
+from setstream._utils.optional import need
 from setstream.data.slides.layout import read_grid, write_coords
 from setstream.data.slides.source import SlideSource, as_floats
-from setstream.durable import whole_or_nothing
 from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
+from setstream.models.stream import evaluating
 from setstream.nn.backbones import BACKBONES, backbone
-from setstream.stream import evaluating
 
 
 def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from setstream.data import SetSource
-from setstream.encode import encode as encode_sets
 from setstream.errors import ConfigurationError
-from setstream.model import SetModel
+from setstream.gradients.encode import encode as encode_sets
+from setstream.models.model import SetModel
 from setstream.tasks.mil.bags import CLASSIC, Bags, classic, folds, stored
 from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS

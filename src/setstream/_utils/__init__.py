@@ -1,0 +1,1 @@
+"""What every folder may use and what uses none of them: atomic files, optional imports, import paths, prefetching."""

@@ -1,0 +1,74 @@
+"""Modules that had another name in 0.1: importing the old name gives the new module, with a DeprecationWarning."""
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+#: Names within setstream, old and new. They go with 0.3.
+MOVED = {
+    "collectives": "states.reduce",
+    "data.ahead": "_utils.prefetch",
+    "data.part": "sets.part",
+    "data.registry": "_utils.registry",
+    "data.served": "sets.served",
+    "data.source": "sets.source",
+    "drawn": "gradients.unbiased",
+    "durable": "_utils.atomic",
+    "encoder": "models.encoder",
+    "fingerprint": "states.fingerprint",
+    "importance": "gradients.importance",
+    "layout": "sets.layout",
+    "model": "models.model",
+    "partition": "sets.partition",
+    "parts": "states.accumulators",
+    "passes": "gradients.exact",
+    "places": "_utils.import_path",
+    "pool": "pools.base",
+    "pretrained": "models.pretrained",
+    "pure": "models.functional",
+    "scale": "bulk",
+    "scale.bulk": "bulk.encode",
+    "scale.journal": "bulk.journal",
+    "scale.partial": "bulk.partial",
+    "scale.ray": "bulk.ray",
+    "scale.rows": "bulk.output",
+    "scale.scatter": "sets.scatter",
+    "state": "states.state",
+    "state_io": "states.serialization",
+    "store": "stores.store",
+    "store_postgres": "stores.postgres",
+    "store_rows": "stores.backend",
+    "store_sqlite": "stores.sqlite",
+    "stream": "models.stream",
+    "weights": "models.weights",
+}
+
+
+class _Moved(MetaPathFinder, Loader):
+    """Finds modules under their old names."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        return ModuleSpec(fullname, self) if package == "setstream" and name in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = f"setstream.{MOVED[spec.name.partition('.')[2]]}"
+        warnings.warn(f"{spec.name} is now {new}; the old name goes with 0.3", DeprecationWarning, stacklevel=3)
+        module = import_module(new)
+        spec.loader_state = module.__spec__  # importing sets another, which `exec_module` takes back
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None and spec.loader is self:
+            module.__spec__ = spec.loader_state
+
+
+def install() -> None:
+    """Let old names be imported."""
+    if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Moved())  # first: a package's old name has the submodules of its new one

@@ -1,0 +1,151 @@
+"""The journal of a bulk job: what is done, and the position it belongs to, committed together.
+
+Whenever the process is killed, the next run finds states and position as one of its commits left them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from setstream.data.dataset import SetDataset
+from setstream.data.parquet import ParquetSets
+from setstream.errors import ConfigurationError, DataError
+from setstream.states.state import State
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, place INTEGER NOT NULL, count INTEGER NOT NULL, state BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS skipped (name TEXT PRIMARY KEY, reason TEXT NOT NULL);
+"""
+
+
+class Journal:
+    """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out."""
+
+    def __init__(self, path: Path, job: dict[str, Any]) -> None:
+        self.database = sqlite3.connect(path, isolation_level=None)
+        self.database.execute("PRAGMA journal_mode = WAL")
+        self.database.executescript(TABLES)
+        before = self.meta("job")
+        if before is not None and json.loads(before) != job:
+            raise ConfigurationError(
+                f"{path}: is the journal of another job ({before}); finish that one, or delete the journal to begin anew"
+            )
+        if before is None:
+            self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(job),))
+
+    def meta(self, key: str) -> str | None:
+        """A note."""
+        row = self.database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def commit(self, states: Iterable[tuple[str, State]], position: int, skipped: Mapping[str, str] | None = None) -> None:
+        """Write states and position, all or nothing; states may be made one by one while they are written.
+
+        skipped: sets that are left out from now on, and why; it may be filled while the states are made.
+        """
+        write = self.database.execute
+        write("BEGIN IMMEDIATE")
+        try:
+            count = write("SELECT COUNT(*) FROM states").fetchone()[0]
+            for number, (name, state) in enumerate(states):
+                write(
+                    "INSERT INTO states VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) DO UPDATE SET count = ?3, state = ?4",
+                    (name, count + number, int(state.count), state.to_bytes()),
+                )
+            self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", (skipped or {}).items())
+            write("DELETE FROM states WHERE id IN (SELECT name FROM skipped)")
+            write("INSERT OR REPLACE INTO meta VALUES ('position', ?)", (str(position),))
+        except BaseException:
+            write("ROLLBACK")
+            raise
+        write("COMMIT")
+
+    def arrange(self, names: Iterable[str]) -> None:
+        """Put sets into another order than that in which they came."""
+        self.database.execute("BEGIN IMMEDIATE")
+        self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(names))
+        self.database.execute("COMMIT")
+
+    def names(self) -> list[str]:
+        """The sets that have states, by name."""
+        return [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
+
+    def skipped(self) -> dict[str, str]:
+        """The sets that were left out, and why."""
+        return dict(self.database.execute("SELECT name, reason FROM skipped ORDER BY rowid"))
+
+    @property
+    def position(self) -> int:
+        """How many sets, or rows of a table, are done."""
+        return int(self.meta("position") or 0)
+
+    def state(self, name: str) -> State | None:
+        """The state of one set, if there is one."""
+        row = self.database.execute("SELECT state FROM states WHERE id = ?", (name,)).fetchone()
+        return None if row is None else State.from_bytes(row[0])
+
+    def states(self) -> Iterator[tuple[str, State]]:
+        """All states, in the order in which their sets first came."""
+        for name, blob in self.database.execute("SELECT id, state FROM states ORDER BY place"):
+            yield name, State.from_bytes(blob)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.database.close()
+
+
+class Skips:
+    """Sets that cannot be encoded: left out, told to `on_bad`, and kept in the journal; without on_bad, an error.
+
+    A run that goes on tells those of the runs before it, too.
+    """
+
+    def __init__(self, journal: Journal, on_bad: Callable[[str], None] | None) -> None:
+        self.journal, self.on_bad = journal, on_bad
+        self.known = journal.skipped()
+        self.new: dict[str, str] = {}  # since the last commit
+        for reason in self.known.values():
+            if on_bad is None:
+                raise DataError(
+                    f"an earlier run left out sets, like: {reason}. Leave them out again (on_bad, --skip-bad), or delete the "
+                    "journal beside the output to begin anew"
+                )
+            on_bad(reason)
+
+    def __call__(self, name: str, reason: str) -> None:
+        """Leave out a set."""
+        if self.on_bad is None:
+            raise DataError(reason)
+        if name not in self.known:
+            self.on_bad(reason)
+            self.known[name] = self.new[name] = reason
+
+    def files(self) -> Callable[[str], None] | None:
+        """Leave out a file, of which nothing but its problem is known; None where that is an error."""
+        return None if self.on_bad is None else lambda reason: self(reason, reason)
+
+    def commit(self, states: Iterable[tuple[str, State]], position: int) -> None:
+        """Commit states and position, and with them what was left out."""
+        self.journal.commit(states, position, self.new)
+        self.new = {}
+
+
+def identity(data: SetDataset | ParquetSets) -> str:
+    """A digest of which files (or sets in memory) these are, so that a journal is never continued with others."""
+    if isinstance(data, ParquetSets):
+        facts: list[Any] = [data.set_column, data.columns, *map(_file_facts, data.files)]
+    else:
+        facts = [[s.id, _file_facts(s.path) if hasattr(s, "path") else len(s)] for s in data]
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+def _file_facts(path: Path) -> list[Any]:
+    if not path.exists():
+        return [str(path.resolve())]
+    return [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]

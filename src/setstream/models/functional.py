@@ -1,0 +1,137 @@
+"""The three verbs as pure functions on plain tensors: what compilers and exporters can read.
+
+    tensors = empty(encoder, batch, elements)      {"pooled.numerator": (B, ...), ..., "count": (B,)}
+    tensors = update(encoder, tensors, chunk)      chunk (B, n, ...), n > 0, dense
+    tensors = merge(encoder, a, b)
+    z       = finalize(encoder, tensors)
+
+Nothing here looks at numbers: no check for NaN, no fingerprint, no comparison of draws. `torch.compile(update, fullgraph=True)`
+is one graph, and so is `torch.export`. `to_tensors` and `to_state` lead from a `State` to its tensors and back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setstream.errors import ShapeError
+from setstream.models.encoder import SetEncoder
+from setstream.pools.base import cast, parameter_dtype
+from setstream.states.accumulators import Part, Shared
+from setstream.states.fingerprint import Origin
+from setstream.states.state import State
+
+Tensors = dict[str, Tensor]
+
+COUNT = "count"
+
+
+def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | None = None) -> Tensors:
+    """The tensors of `batch` sets without elements. `elements` (M, ...) shows what an element looks like; one will do.
+
+    chunks: "average" accepts a pool that is not consistent, whose chunks are averaged; otherwise it is a ConsistencyError.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=4)).eval()
+    >>> list(empty(encoder, 3, torch.zeros(1, 2)))
+    ['pooled.numerator', 'pooled.normaliser', 'pooled.shift', 'pooled.error', 'count']
+    """
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
+    with torch.no_grad():
+        features = encoder.phi(encoder.cast(elements[:1]))
+        nothing = encoder.pool.empty(batch, features.device)
+        # A pool may not know the width of its parts before it has seen an element.
+        seen = encoder.pool.absorb_parts(
+            encoder.pool.prepare(nothing), features.unsqueeze(0).expand(batch, *features.shape), None
+        )
+        merged = {name: part.merge(seen[name]) if name in seen else part for name, part in nothing.parts.items()}
+    return {
+        f"{name}.{key}": tensor.expand(merged[name][key].shape).contiguous().to(merged[name][key].dtype)
+        for name, part in nothing.parts.items()
+        for key, tensor in part.tensors.items()
+    } | {COUNT: nothing.count}
+
+
+def update(
+    encoder: SetEncoder, tensors: Tensors, chunk: Tensor, mask: Tensor | None = None, *, chunks: str | None = None
+) -> Tensors:
+    """The tensors after the elements of a dense chunk (B, n, ...), n > 0, have been added; mask (B, n), True = real.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=4)).eval()
+    >>> x = torch.randn(3, 10, 2)
+    >>> tensors = empty(encoder, 3, x[0])
+    >>> for chunk in x.split(4, dim=1):
+    ...     tensors = update(encoder, tensors, chunk)
+    >>> torch.allclose(finalize(encoder, tensors), encoder(x), atol=1e-5)
+    True
+    """
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
+    state = _state(encoder, tensors)
+    batch, size = chunk.shape[:2]
+    features = encoder.phi(encoder.cast(chunk.flatten(0, 1))).unflatten(0, (batch, size))
+    if mask is not None:  # padding may hold anything, NaN too
+        features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
+    parts = encoder.pool.absorb_parts(encoder.pool.prepare(state), features, mask)
+    seen = torch.full_like(state.count, size) if mask is None else mask.sum(1)
+    return _merged(state, parts, seen)
+
+
+def merge(encoder: SetEncoder, a: Tensors, b: Tensors, *, chunks: str | None = None) -> Tensors:
+    """The tensors of both together. What a training pass has drawn must be the same in both: nothing here compares it."""
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
+    other = _state(encoder, b)
+    return _merged(_state(encoder, a), other.parts, other.count)
+
+
+def finalize(encoder: SetEncoder, tensors: Tensors) -> Any:
+    """z of the sets."""
+    z = encoder.pool.finalize(_state(encoder, tensors))
+    dtype = parameter_dtype(encoder.pool) or parameter_dtype(encoder.phi)
+    return z if dtype is None else cast(z, dtype)
+
+
+def to_tensors(state: State) -> Tensors:
+    """The tensors of a state."""
+    return state.tensors() | {COUNT: state.count}
+
+
+def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
+    """The state of the encoder that these tensors are: to save, to merge with others, to stream on."""
+    if COUNT not in tensors:
+        raise ShapeError(f"the tensors of a state have a {COUNT!r}; these are {', '.join(tensors) or 'none'}")
+    origin = encoder.empty(1).origin
+    assert origin is not None
+    state = State(_state(encoder, tensors).parts, tensors[COUNT], Origin(None, origin.fingerprint))
+    encoder.check_state(state)
+    return state.checked()
+
+
+def _state(encoder: SetEncoder, tensors: Tensors) -> State:
+    """The tensors as parts, which know their laws."""
+    kinds = _kinds(encoder)
+    parts: dict[str, dict[str, Tensor]] = {}
+    for place, tensor in tensors.items():
+        name, _, key = place.rpartition(".")
+        if name:
+            parts.setdefault(name, {})[key] = tensor
+    return State({name: kinds.get(name, Shared)(**own) for name, own in parts.items()}, tensors[COUNT])
+
+
+def _kinds(encoder: SetEncoder) -> dict[str, type[Part]]:
+    """The law of each part that elements fill; what else a state holds was drawn."""
+    return {name: type(part) for name, part in encoder.pool.empty_parts(1, torch.device("cpu")).items()}
+
+
+def _merged(state: State, parts: dict[str, Part], count: Tensor) -> Tensors:
+    merged = {
+        name: part.merge(parts[name]) if name in parts and not isinstance(part, Shared) else part
+        for name, part in state.parts.items()
+    }
+    found = to_tensors(State(merged, state.count + count))
+    return {name: found[name] for name in to_tensors(state)}  # in the order that came

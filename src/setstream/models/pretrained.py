@@ -1,0 +1,211 @@
+"""Models in folders, as Hugging Face has them.
+
+    folder/config.json          how the model is built: {"builder": "package.module:name", "options": {...}, ...}
+           model.safetensors    its weights
+
+A model is described by who builds it and with what options, never by pickled code. Ours are entries of a `MODELS` mapping, like
+`setstream.tasks.mil.models:MODELS[ab-mil]`; models from `task.build` and `from_pretrained` know theirs. Any function of yours
+will do as a builder if it lies in a module. On the way back it is called only if you name it again, and so is a backbone of
+yours that the options name: a config.json from elsewhere must not choose what code is run (`setstream._utils.import_path`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self, cast
+
+import torch
+from torch import nn
+
+from setstream._utils.atomic import write_atomically
+from setstream._utils.import_path import find, named_by_file, place_of
+from setstream.errors import ConfigurationError, SetstreamError
+from setstream.models.weights import load_weights, save_weights
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT = 1
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+Builder = str | Callable[..., nn.Module]
+
+
+class Pretrained:
+    """`save_pretrained`, `from_pretrained` and `push_to_hub` for a module."""
+
+    #: (place of the builder, its options), where they are known. Hidden: it is no part of what the module computes.
+    _built: tuple[str, dict[str, Any]] | None = None
+
+    def remember(self, builder: Builder, options: dict[str, Any]) -> Self:
+        """Remember how this module was built, so that it can be saved without saying so again."""
+        self._built = (_place(builder), _plain(options))
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that this module was built with, as far as they are known: a classifier's `classes`, for one."""
+        return {} if self._built is None else dict(self._built[1])
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        *,
+        builder: Builder | None = None,
+        options: dict[str, Any] | None = None,
+        about: dict[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Path:
+        """Write config.json and model.safetensors into a folder.
+
+        builder, options:  builder(**options) gives this model with other weights; needed unless the model knows them.
+        about:             anything else that should stand in config.json: steps, scores, a licence.
+        dtype:             of the weights in the file, torch.float16 to halve it; None: as they are.
+
+        >>> import setstream as ss
+        >>> from setstream.tasks.clustering.models import MODELS
+        >>> model = MODELS["deepsets"](dim=3)
+        >>> with TemporaryDirectory() as folder:
+        ...     place = model.save_pretrained(folder, builder=MODELS["deepsets"], options={"dim": 3})
+        ...     again = ss.SetModel.from_pretrained(folder)
+        >>> torch.equal(again(torch.ones(1, 9, 3)).means, model(torch.ones(1, 9, 3)).means)
+        True
+        """
+        module = cast(nn.Module, self)
+        if builder is not None:
+            self.remember(builder, options or {})
+        elif options is not None:
+            raise ConfigurationError("options without a builder: name the function that takes them (builder=)")
+        if self._built is None:
+            raise ConfigurationError(
+                "nobody knows how to build this model again: a model is saved as the function that builds it, and its options. "
+                "Give save_pretrained(folder, builder=function, options={...}) a function that lies in a module of yours, or "
+                "build the model by name, with task.build(name, **options)"
+            )
+        place, known = self._built
+        with torch.random.fork_rng():
+            again = _build(find(place, "builder"), place, known)
+        if {n: t.shape for n, t in again.state_dict().items()} != {n: t.shape for n, t in module.state_dict().items()}:
+            raise ConfigurationError(
+                f"{place} with the options {known} builds another model than this one: its weights have other names or shapes"
+            )
+        config = {"format": FORMAT, "library": "setstream", "builder": place, "options": known, "about": about or {}}
+        folder = Path(folder)
+        save_weights(module, folder / WEIGHTS, dtype)
+        write_atomically(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        return folder
+
+    @classmethod
+    def from_pretrained(
+        cls, place: str | Path, *, builder: Builder | None = None, trust: Iterable[str] = (), revision: str | None = None
+    ) -> Self:
+        """A saved model in eval mode: from a folder, or by its id on the hub, `owner/name` (extra `hub`).
+
+        builder: your own function, in the place of the one that config.json names.
+        trust:   import paths, package.module:name, that config.json may name although they are not ours: a builder, a backbone.
+        """
+        folder = _folder(place, revision)
+        config = _read(folder)
+        named, options = config["builder"], config["options"]
+        make = find(builder, "builder") if isinstance(builder, str) else builder
+        with torch.random.fork_rng(), named_by_file(folder / CONFIG, trust):
+            model: Any = _build(make or find(named, "builder"), named if builder is None else str(builder), options)
+        if not isinstance(model, cls):
+            raise ConfigurationError(f"{named} builds a {type(model).__name__}; a {cls.__name__} was asked for")
+        load_weights(cast(nn.Module, model), folder / WEIGHTS)
+        model._built = (named, options)
+        return cast(Self, cast(nn.Module, model).eval())
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, **options: Any) -> str:
+        """Save this model on the hub (extra `hub`, and a login of your own); takes the options of `save_pretrained`."""
+        api = _hub().HfApi()
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, **options)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder))
+
+
+def about(folder: str | Path) -> dict[str, Any]:
+    """What stands in a saved model's config.json besides how it is built."""
+    found: dict[str, Any] = _read(Path(folder))["about"]
+    return found
+
+
+def _place(builder: Builder) -> str:
+    if isinstance(builder, str):
+        find(builder, "builder")
+        return builder
+    models = vars(sys.modules[builder.__module__]).get("MODELS", {})
+    key = next((name for name, own in models.items() if own is builder), None) if isinstance(models, dict) else None
+    place = place_of(builder, key)
+    if place is None:
+        raise ConfigurationError(
+            f"{getattr(builder, '__qualname__', builder)} cannot be found again by another process: a builder is a function at "
+            "the top of a module that can be imported, not of a script or inside another function"
+        )
+    return place
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(json.dumps(options))
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"options are numbers, texts, lists and mappings, which JSON can hold: {error}") from error
+    return found
+
+
+def _build(builder: Callable[..., nn.Module], place: str, options: dict[str, Any]) -> nn.Module:
+    try:
+        return builder(**options)
+    except SetstreamError:
+        raise
+    except Exception as error:  # a file may hold any value for any option
+        raise ConfigurationError(f"{place} does not take these options ({options}): {error}") from error
+
+
+def _folder(place: str | Path, revision: str | None) -> Path:
+    if Path(place).is_dir():
+        return Path(place)
+    if isinstance(place, str) and HUB_ID.fullmatch(place):
+        return Path(_hub().snapshot_download(place, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+    raise ConfigurationError(f"there is no folder {place}, and it is no id of the hub (owner/name) either")
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `save_pretrained` wrote this folder; a run's folder has a config.json of another kind."""
+    try:
+        return "builder" in json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ConfigurationError(f"{folder} holds no saved model: there is no {name}")
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{folder / CONFIG} cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("builder"), str):
+        raise ConfigurationError(
+            f"{folder / CONFIG} does not say who builds the model. If this is the folder of a training run, read it with "
+            "setstream.tasks.loading.open_model and save that model with save_pretrained"
+        )
+    if config.get("format", FORMAT) != FORMAT:
+        raise ConfigurationError(f"{folder} was written by a newer setstream (format {config['format']!r}): update setstream")
+    config = {"options": {}, "about": {}} | config
+    if not isinstance(config["options"], dict) or not isinstance(config["about"], dict):
+        raise ConfigurationError(f"{folder / CONFIG} cannot be read: `options` and `about` are mappings")
+    return config
+
+
+def _hub() -> Any:
+    try:
+        return import_module("huggingface_hub")
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("models on the hub need huggingface_hub: pip install 'setstream[hub]'") from error

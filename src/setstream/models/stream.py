@@ -1,0 +1,108 @@
+"""SetStream: a model that is fed as elements arrive.
+
+    state ← state + absorb(phi(chunk))       at each update
+    y     = head(finalize(state))            at each predict, of everything seen so far
+
+Constant memory, whatever has gone through; the prediction does not depend on the order or the size of the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from setstream.errors import MismatchError
+from setstream.sets.layout import Sets
+from setstream.states.state import State
+
+if TYPE_CHECKING:
+    from setstream.models.model import SetModel
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Eval mode and no graph inside; each submodule gets its own mode back afterwards."""
+    training = [child for child in module.modules() if child.training]
+    for child in training:
+        child.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for child in training:
+            child.training = True
+
+
+class SetStream:
+    """Online use of a SetModel: feed chunks, ask for the prediction at any time.
+
+    Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
+
+    chunks: "average" lets a model that is not consistent average over the chunks that it is fed; otherwise its second chunk is
+            a ConsistencyError.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
+    >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
+    >>> x = torch.randn(1, 50, 2)
+    >>> here, there = model.stream(), model.stream()
+    >>> for element in x[:, :20].split(1, dim=1):
+    ...     here.update(element)
+    >>> there.update(x[:, 20:])
+    >>> here.merge(there)
+    >>> torch.allclose(here.predict(), model.eval()(x), atol=1e-5)
+    True
+    >>> here.state.count
+    tensor([50])
+    """
+
+    def __init__(self, model: SetModel, *, chunks: str | None = None) -> None:
+        self.model, self.chunks = model, chunks
+        with evaluating(model):
+            #: What is known of the elements so far. Assign a loaded state to go on where another process stopped.
+            self.state: State = model.encoder.empty(1)
+        self._first = self.state
+
+    def update(self, chunk: Sets, mask: Tensor | None = None) -> None:
+        """Add the elements of `chunk` (B, n, ...), or of any other layout. The first chunk decides how many sets there are."""
+        self.state = self._after(None if self._new() else self.state, chunk, mask)
+
+    def remove(self, chunk: Sets, mask: Tensor | None = None) -> None:
+        """Take out elements that were added before: with `update`, a sliding window. See `State.remove` for its limits."""
+        self.state = self.state - self._after(None, chunk, mask)
+
+    def forget(self, factor: float) -> None:
+        """Let everything seen so far weigh `factor` of what it did; 0.99 before each update is a soft window."""
+        self.state = self.state * factor
+
+    def merge(self, other: SetStream | State) -> None:
+        """Add what another stream of the same model has seen."""
+        state = other.state if isinstance(other, SetStream) else other
+        if state is self.state and bool(state.count.any()):
+            raise MismatchError("a stream cannot be merged into itself: every element would count twice")
+        with evaluating(self.model):
+            self.model.encoder.check_state(state)
+            if isinstance(other, SetStream) and other._new():
+                return
+            if bool(state.count.any()):
+                self.model.finalize(state, chunks=self.chunks)  # what cannot be read alone would never be read again
+            self.state = state if self._new() else self.model.encoder.merge(self.state, state, chunks=self.chunks)
+
+    def predict(self) -> Any:
+        """The model's output for everything seen so far."""
+        with evaluating(self.model):
+            return self.model.finalize(self.state, chunks=self.chunks)
+
+    def _new(self) -> bool:
+        return self.state is self._first
+
+    def _after(self, state: State | None, chunk: Sets, mask: Tensor | None) -> State:
+        with evaluating(self.model):
+            return self.model.encoder.update(state, chunk, mask, chunks=self.chunks)
+
+    def __repr__(self) -> str:
+        return f"SetStream(count={self.state.count.tolist()})"

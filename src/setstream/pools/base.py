@@ -1,0 +1,136 @@
+"""What a pool must do so that an encoder can stream through it.
+
+    empty     batch              -> parts         the zero of `+`, and what is drawn at random for the pass
+    prepare   weights, draw      -> context       once a pass: what does not depend on the elements
+    absorb    context, features  -> parts         of one chunk alone; parts merge by their own law
+    finalize  State              -> z             once a set
+
+Whoever writes a pool writes these and nothing else; that a set may be cut anywhere follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setstream.errors import ConfigurationError, ConsistencyError, MaskError, ShapeError
+from setstream.states.accumulators import Part
+from setstream.states.state import State
+
+Context = dict[str, Tensor]
+
+#: What callers pass as `chunks` to average a pool that is not consistent over the chunks of a set.
+AVERAGE = "average"
+
+
+def take(context: Context, rows: list[int] | slice) -> Context:
+    """The context of some sets of the batch. What is the same for all sets has batch size one and stays."""
+    return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in context.items()}
+
+
+def named_tensors(z: Any, name: str = "z") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an encoding with their names: one, or one for each member of a `Parallel`."""
+    if isinstance(z, dict):
+        for key, value in z.items():
+            yield from named_tensors(value, f"{name}.{key}")
+    else:
+        yield name, z
+
+
+def cast(z: Any, dtype: torch.dtype) -> Any:
+    """The encoding in another floating-point type."""
+    return {key: cast(value, dtype) for key, value in z.items()} if isinstance(z, dict) else z.to(dtype)
+
+
+def parameter_dtype(module: nn.Module) -> torch.dtype | None:
+    """The floating-point type of a module's parameters; None when it has none."""
+    return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+
+
+class Pool(nn.Module):
+    """The base of all pools: features (B, n, in_dim) of a chunk become a State, states merge, a State becomes z.
+
+    >>> import torch, setstream as ss
+    >>> pool = ss.DeepSets("mean")
+    >>> pool(torch.tensor([[[1.0], [3.0]]]))       # any pool is also a module on whole sets
+    tensor([[2.]])
+    """
+
+    #: Width of the features that it takes; None when any will do.
+    in_dim: int | None = None
+    #: Whether every partition of a set gives the same answer. A pool that says no overrides `chunks_seen`, too.
+    consistent: bool = True
+
+    def configuration(self) -> dict[str, Any]:
+        """The options that, with the weights, determine what this pool computes: part of an encoder's fingerprint."""
+        return {}
+
+    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+        """The parts that `absorb_parts` fills, for sets that have no elements. `width`: of the features, where it is known."""
+        raise NotImplementedError
+
+    def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
+        """What is random in a pass and the same for all its chunks, as `Shared` parts; nothing in eval mode."""
+        return {}
+
+    def empty(
+        self, batch: int, device: torch.device, generator: torch.Generator | None = None, width: int | None = None
+    ) -> State:
+        """The neutral state of a batch: adding it changes nothing. `width`: of the features, where it is known."""
+        parts = self.empty_parts(batch, device, width) | self.draw_parts(batch, device, generator)
+        return State(parts, torch.zeros(batch, dtype=torch.int64, device=device))
+
+    def prepare(self, state: State) -> Context:
+        """All that a pass computes from the weights and the draw alone, once, for any number of chunks."""
+        return {}
+
+    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+        """The parts that the chunk `features` (B, n, in_dim), n > 0, contributes; `mask` (B, n) is True for real elements."""
+        raise NotImplementedError
+
+    def finalize(self, state: State) -> Any:
+        """z of a state: (B, num_slots, out_dim) for pools with slots, (B, dim) for plain ones. May be wider than float32."""
+        raise NotImplementedError
+
+    def chunks_seen(self, state: State) -> Tensor | None:
+        """In how many chunks each set came, (B,); None where it does not matter, or is not known."""
+        return None
+
+    def refuse_chunks(self, chunks: str | None) -> bool:
+        """Whether a set must come in one chunk: where its cut matters, unless the caller accepts an average over chunks."""
+        if chunks not in (None, AVERAGE):
+            raise ConfigurationError(f"chunks is {AVERAGE!r}, or left out; got {chunks!r}")
+        return not self.consistent and chunks is None
+
+    def inconsistent(self) -> ConsistencyError:
+        """The error that a second chunk of a set is."""
+        return ConsistencyError(
+            f"{type(self).__name__} is not mini-batch consistent: its answer depends on where a set is cut, and a set came in "
+            "more than one chunk. Give each set in one piece (a larger chunk_size, gradient='full', one update), use a "
+            f"consistent pool, or accept the mean over the chunks with chunks={AVERAGE!r}."
+        )
+
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Any:
+        """z of whole sets of features (B, N, in_dim) in one step."""
+        if features.dim() != 3 or self.in_dim not in (None, features.shape[-1]):
+            raise ShapeError(
+                f"{type(self).__name__} takes features of shape (B, N, {self.in_dim or 'D'}); got {tuple(features.shape)}"
+            )
+        batch, size = features.shape[:2]
+        if not features.is_floating_point():
+            features = features.to(parameter_dtype(self) or torch.get_default_dtype())
+        if mask is not None:
+            if mask.dtype != torch.bool or mask.shape != (batch, size):
+                raise MaskError(f"the mask must be bool {(batch, size)}, True for real; got {mask.dtype} {tuple(mask.shape)}")
+            features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
+        count = torch.full((batch,), size, device=features.device) if mask is None else mask.sum(1)
+        draw = self.draw_parts(batch, features.device, None)
+        context = self.prepare(State(draw, count))
+        parts = (
+            self.absorb_parts(context, features, mask) if size else self.empty_parts(batch, features.device, features.shape[-1])
+        )
+        state = State(draw | parts, count)
+        return cast(self.finalize(state), parameter_dtype(self) or features.dtype)

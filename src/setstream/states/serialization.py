@@ -1,0 +1,120 @@
+"""A state as bytes: one safetensors blob.
+
+    header  __metadata__: {"setstream.state": JSON of version, fingerprint, parts (name -> kind), checksum}
+    body    the tensors, named <part>.<tensor>, and `count`
+
+The checksum covers names, dtypes, shapes and bytes of all tensors and the rest of the metadata: safetensors itself
+notices a short file, but not a flipped bit. It guards against damage, not against forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from setstream._utils.atomic import whole_or_nothing
+from setstream.errors import StateFormatError
+from setstream.states.accumulators import Part
+from setstream.states.fingerprint import Origin, tensor_bytes
+
+FORMAT = "setstream.state"
+# 1: with `spent` in weighted sums, and plain sums of total and mass. 2: with `error`.
+VERSION = 2
+
+
+def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
+    hasher = hashlib.blake2b(digest_size=16)
+    hasher.update(json.dumps(metadata, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        hasher.update(tensor_bytes(tensor))
+    return hasher.hexdigest()
+
+
+def dump(parts: dict[str, Part], count: Tensor, fingerprint: str | None) -> bytes:
+    """The bytes of a state: equal states give equal bytes."""
+    tensors = {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.tensors.items()} | {
+        "count": count
+    }
+    # Views of one storage would be refused: each tensor gets its own memory.
+    tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    metadata: dict[str, Any] = {
+        "version": VERSION,
+        "fingerprint": fingerprint,
+        "parts": {name: part.kind for name, part in parts.items()},
+    }
+    header = json.dumps({**metadata, "checksum": _checksum(tensors, metadata)})
+    return safetensors.torch.save(tensors, {FORMAT: header})
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    """Our part of the header of a safetensors blob: eight bytes of length, then JSON."""
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + length])
+        metadata = json.loads(header["__metadata__"][FORMAT])
+        version = metadata["version"]
+    except (struct.error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise StateFormatError(
+            f"these {len(data)} bytes are not a setstream state, or a damaged one: no safetensors header that says so "
+            f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."
+        ) from None
+    if version not in range(1, VERSION + 1):
+        raise StateFormatError(
+            f"this state has format version {version!r}; this setstream reads versions 1 to {VERSION}. Update setstream, or "
+            "save the state again with the version that reads it."
+        )
+    return metadata
+
+
+def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
+    """Parts, count and origin of the state in `data`."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
+    data = bytes(data)
+    metadata = _metadata(data)
+    try:
+        tensors: dict[str, Tensor] = safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
+    checksum = metadata.pop("checksum", None)
+    if checksum != _checksum(tensors, metadata):
+        raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
+    count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
+    if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):
+        raise StateFormatError("the state lacks its count, its parts or its fingerprint: it was edited")
+    if count.dtype != torch.int64 or count.dim() != 1 or any(t.shape[:1] != count.shape for t in tensors.values()):
+        raise StateFormatError("the state's tensors are not of one batch, with a count for each set: it was edited")
+    parts: dict[str, Part] = {}
+    for name, kind in kinds.items():
+        start = name + "."
+        named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        try:
+            parts[name] = Part.of_kind(kind)(**named)
+        except (KeyError, TypeError):
+            raise StateFormatError(f"this state has a part of unknown kind {kind!r}: a newer setstream wrote it") from None
+    return parts, count, None if fingerprint is None else Origin(None, fingerprint)
+
+
+def write(data: bytes, path: Path) -> None:
+    """Write a state's bytes to a file: a crash leaves the old file or the new one."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
+    with whole_or_nothing(path) as hidden:
+        hidden.write_bytes(data)
+
+
+def read(path: Path) -> tuple[dict[str, Part], Tensor, Origin | None]:
+    """Read what `write` wrote; an error names the file."""
+    try:
+        return parse(path.read_bytes())
+    except StateFormatError as error:
+        raise StateFormatError(f"{path}: {error}") from None

@@ -1,0 +1,305 @@
+"""The state of a stream: all that is kept of the elements seen so far.
+
+    state(X ∪ Y) = state(X) + state(Y)          for disjoint X, Y: a commutative monoid, `encoder.empty(B)` its zero
+    state(X)     = state(X ∪ Y) - state(Y)      where the pool can (sums and weighted sums can, maxima cannot)
+    state * γ                                   every element seen so far weighs γ of what it did
+
+A state holds a batch of B sets. It is small (slots x width, whatever the number of elements), knows which encoder made
+it, and goes to bytes and back without pickle.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Self, SupportsIndex
+
+import torch
+from torch import Tensor
+
+from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
+from setstream.states import serialization
+from setstream.states.accumulators import REMOVAL_TOLERANCE, Chunks, LogSums, Part, Sums, accumulator_dtype
+from setstream.states.fingerprint import Origin
+
+# Larger counts are no longer exact in JSON, and soon not in 64 bits.
+MOST_ELEMENTS = 2**53
+
+
+class State:
+    """A batch of B partial set encodings that add up.
+
+    Users get states from `encoder.update` and `encoder.empty`; pools build them from parts.
+
+    >>> import torch, setstream as ss
+    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=4, out_dim=8)).eval()
+    >>> morning, evening = torch.randn(2, 5, 3), torch.randn(2, 7, 3)
+    >>> a, b = encoder.update(None, morning), encoder.update(None, evening)
+    >>> (a + b).count
+    tensor([12, 12])
+    >>> z = encoder(torch.cat([morning, evening], dim=1))
+    >>> torch.allclose(encoder.finalize(a + b), z, atol=1e-5)
+    True
+    >>> torch.allclose(encoder.finalize(a + b - a), encoder(evening), atol=1e-5)
+    True
+    >>> len((a + b)[0])                            # one set of the batch, still a batch
+    1
+    >>> ss.State.from_bytes(a.to_bytes()).fingerprint == b.fingerprint
+    True
+    """
+
+    __slots__ = ("context", "count", "origin", "parts")
+    __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to us
+
+    def __init__(self, parts: dict[str, Part], count: Tensor, origin: Origin | None = None) -> None:
+        self.parts = parts
+        #: Elements seen, per set: (B,) int64. Removal lowers it; forgetting does not.
+        self.count = count
+        self.origin = origin
+        # What the pool computed from its weights alone, kept along a stream so that it is computed once. Never saved.
+        self.context: dict[str, Tensor] | None = None
+
+    # -- the monoid ---------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: State) -> State:
+        origin = self._must_match(other, "merge")
+        parts = {name: part.merge(other.parts[name]) for name, part in self.parts.items()}
+        return State(parts, self.count + other.count, origin)
+
+    def __radd__(self, other: object) -> State:
+        if isinstance(other, int) and other == 0:  # so that sum(states) works
+            return self
+        return NotImplemented
+
+    def __sub__(self, other: State) -> State:
+        return self.remove(other)
+
+    def remove(self, part: State, *, tolerance: float = REMOVAL_TOLERANCE) -> State:
+        """The state without the elements of `part`, which must have been merged into it before.
+
+        Sums subtract: exact while the remaining elements carry a fair share of each slot's weight and of its numerator.
+        When heavy elements go and light ones stay, or large features and small ones stay, the difference drowns in the
+        rounding error of what was removed. That is estimated over the whole life of the state, and beyond `tolerance` (an
+        error relative to the norm of each slot's sums) a PrecisionError is raised instead of a wrong state. A set that
+        loses all its elements becomes exactly empty. Maxima and minima cannot lose elements: RemovalError.
+
+        What was forgotten in part is removed in part: after `state * 0.9`, elements from before are `part * 0.9`. Nothing
+        tells a part that was not scaled with the state.
+        """
+        origin = self._must_match(part, "remove")
+        count = self.count - part.count
+        if bool((count < 0).any()):
+            raise RemovalError(
+                f"cannot remove {part.count.tolist()} elements from sets that have seen {self.count.tolist()}: "
+                "only what was merged into a state can be taken out of it."
+            )
+        parts = {}
+        for name, mine in self.parts.items():
+            try:
+                parts[name] = mine.remove(part.parts[name], count == 0, tolerance)
+            except (RemovalError, PrecisionError) as error:
+                if member := name.rpartition("/")[0]:  # of a Parallel
+                    error.args = (f"{member}: {error}",)
+                raise
+        return State(parts, count, origin)
+
+    def __mul__(self, factor: Real | float | Tensor) -> State:
+        if not isinstance(factor, Real | Tensor):
+            return NotImplemented
+        wide = accumulator_dtype(self.device)
+        number = factor if isinstance(factor, Tensor) else torch.tensor(float(factor), dtype=torch.float64)
+        factors = number.to(wide).to(self.device)
+        if factors.dim() > 1 or (factors.dim() == 1 and len(factors) != len(self)):
+            raise ShapeError(
+                f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
+            )
+        if not bool(((factors > 0) & torch.isfinite(factors)).all()):
+            raise ConfigurationError(f"a state is scaled by positive finite numbers (0.9 forgets a tenth), not by {factor}")
+        per_set = factors.expand(len(self))
+        return State({name: part.scale(per_set) for name, part in self.parts.items()}, self.count, self.origin)
+
+    __rmul__ = __mul__
+
+    # -- the batch ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def __getitem__(self, index: SupportsIndex | slice | Sequence[int] | Tensor) -> State:
+        if isinstance(index, SupportsIndex) and (not isinstance(index, Tensor) or index.dim() == 0):
+            row = operator.index(index)
+            if not -len(self) <= row < len(self):
+                raise IndexError(f"set {row} of a state that holds {len(self)}")
+            index = slice(row, row + 1 or None)
+        elif not isinstance(index, slice | Tensor):
+            rows = torch.as_tensor(index, device=self.device)
+            index = rows if rows.numel() else rows.long()  # an empty list has no type of its own
+        return self._map(lambda tensor: tensor[index])
+
+    def __iter__(self) -> Iterator[State]:
+        """The sets, each a batch of one; views of this state's tensors."""
+        counts = self.count.split(1)
+        columns = {
+            name: (type(part), list(part.tensors), zip(*(tensor.split(1) for tensor in part.tensors.values()), strict=True))
+            for name, part in self.parts.items()
+        }
+        for count in counts:
+            parts = {name: kind(**dict(zip(keys, next(rows), strict=True))) for name, (kind, keys, rows) in columns.items()}
+            yield State(parts, count, self.origin)
+
+    @staticmethod
+    def cat(states: Sequence[State]) -> State:
+        """One state that holds the sets of all given ones, in their order (the batch grows; the sets stay apart)."""
+        if not states:
+            raise ShapeError("State.cat needs at least one state, got an empty list")
+        first, *rest = states
+        origins = [first._must_match(other, "cat", same_batch=False) for other in rest]
+        origin = next((own for own in origins if own is not first.origin), first.origin)
+        parts = {name: part.cat([other.parts[name] for other in rest]) for name, part in first.parts.items()}
+        return State(parts, torch.cat([state.count for state in states]), origin)
+
+    def select(self, prefix: str) -> State:
+        """The parts of one member of a `Parallel` pool."""
+        start = prefix + "/"
+        parts = {name.removeprefix(start): part for name, part in self.parts.items() if name.startswith(start)}
+        return State(parts, self.count, self.origin)
+
+    # -- where and how it is held -------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.count.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together: the price of keeping a stream open."""
+        return sum(tensor.nbytes for tensor in self.tensors().values()) + self.count.nbytes
+
+    def to(self, target: torch.device | str | torch.dtype) -> State:
+        """The state on another device, or with its sums in another floating-point type."""
+        if isinstance(target, torch.dtype):
+            if not target.is_floating_point:
+                raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
+            return State({name: part.to_dtype(target) for name, part in self.parts.items()}, self.count, self.origin)
+        device = torch.device(target)
+        narrow = self.to(accumulator_dtype(device)) if accumulator_dtype(device) != torch.float64 else self  # MPS
+        return narrow._map(lambda tensor: tensor.to(device))
+
+    def detach(self) -> State:
+        """The same values without a graph."""
+        return self._map(Tensor.detach)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """The digest of the encoder that made this state; None for a state that a bare pool made."""
+        return None if self.origin is None else self.origin.fingerprint
+
+    # -- to bytes and back --------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The state as safetensors bytes, with format version, fingerprint and checksum in the header."""
+        return serialization.dump(self.parts, self.count, self.fingerprint)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The state in `data`; StateFormatError when the bytes are truncated, edited or of another kind."""
+        return cls(*serialization.parse(data)).checked()
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a file, whole or not at all."""
+        serialization.write(self.to_bytes(), Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a state that `save` wrote."""
+        return cls(*serialization.read(Path(path))).checked(f"{path}: ")
+
+    def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
+        return State.from_bytes, (self.to_bytes(),)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.tensors().items())
+        return f"State({len(self)} sets, count={self.count.tolist()}, {shapes}, device={self.device})"
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> State:
+        return State({name: part.map(change) for name, part in self.parts.items()}, change(self.count), self.origin)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of all parts by name, `part.tensor`; views, and without the count."""
+        return {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors.items()}
+
+    def _must_match(self, other: State, action: str, same_batch: bool = True) -> Origin | None:
+        """Raise unless the two can become one; gives the origin of what they become."""
+        if not isinstance(other, State):
+            raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
+        if self.kinds() != other.kinds():
+            self.read_as(other.parts)
+            other.read_as(self.parts)
+        mine, theirs = self.kinds(), other.kinds()
+        if mine != theirs:
+            hint = " One was made in training mode, with drawn slots, the other in eval mode?"
+            drawn = "shared" in mine.values() or "shared" in theirs.values()
+            raise MismatchError(f"cannot {action} states of different pools: {mine} and {theirs}." + hint * drawn)
+        if (self.origin is None) != (other.origin is None) or (
+            self.origin is not None and other.origin is not None and not self.origin.same_as(other.origin)
+        ):
+            raise MismatchError(
+                f"cannot {action} states of different encoders: fingerprints {self.fingerprint} and {other.fingerprint}. "
+                "States add up only when the same architecture with the same weights made them."
+            )
+        if same_batch and len(self) != len(other):
+            raise ShapeError(f"cannot {action} a state of {len(self)} sets and one of {len(other)}: the batches differ")
+        if self.device != other.device:
+            raise MismatchError(f"cannot {action} states on {self.device} and {other.device}: move one with state.to(device)")
+        if self.origin is other.origin and self.origin is not None:
+            return self.origin
+        for name, part in self.parts.items():
+            for key in part.tensors.keys() | other.parts[name].tensors.keys():
+                a, b = part.tensors.get(key), other.parts[name].tensors.get(key)
+                if a is None or b is None:
+                    raise MismatchError(f"cannot {action} these states: only one of them has {name}.{key}")
+                if a.is_floating_point() != b.is_floating_point() or not (fits(self, a, b) or fits(other, b, a)):
+                    came = " and ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in (a, b))
+                    raise MismatchError(f"cannot {action} states of different shapes: {name}.{key} is {came}")
+        # What came from elsewhere is still to be checked by an encoder, and so is what it is a part of.
+        return other.origin if other.origin is not None and other.origin.loaded else self.origin
+
+    def checked(self, place: str = "") -> Self:
+        """The state, if elements can have given its numbers; else StateFormatError. For what comes from outside."""
+        if bool(((self.count < 0) | (self.count > MOST_ELEMENTS)).any()):
+            raise StateFormatError(f"{place}a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
+        for name, part in self.parts.items():
+            if fault := part.fault(self.count > 0):
+                raise StateFormatError(f"{place}no elements give this state, it was edited or is damaged: {name}: {fault}")
+        return self
+
+    def kinds(self) -> dict[str, str]:
+        """The kind of each part."""
+        return {name: part.kind for name, part in self.parts.items()}
+
+    def read_as(self, like: Mapping[str, Part]) -> None:
+        """Take plain sums, as 0.1 kept them for some pools, for the weighted sums that these pools keep now."""
+        for name, part in like.items():
+            sums = self.parts.get(name.removesuffix("chunks") + "pooled")
+            if isinstance(part, Chunks) and name not in self.parts and isinstance(sums, Sums) and "chunks" in sums.tensors:
+                self.parts = self.parts | {name: Chunks(seen=sums["chunks"].ceil().long())}
+        for name, part in self.parts.items():
+            if (
+                isinstance(part, Sums)
+                and isinstance(like.get(name), LogSums)
+                and "total" in part.tensors
+                and len(part.tensors) == 2
+            ):
+                self.parts = self.parts | {name: LogSums.of_sums(part)}
+
+
+def fits(state: State, tensor: Tensor, known: Tensor) -> bool:
+    """Whether a state's tensor has the shape of a known one, up to the batch; of no elements, it may not know its width (1)."""
+    if tensor.shape[1:] == known.shape[1:]:
+        return True
+    return tensor.dim() <= known.dim() and all(size == 1 for size in tensor.shape[1:]) and not bool(state.count.any())

@@ -1,0 +1,1 @@
+"""States of many sets by id: `StateStore` on SQLite or PostgreSQL."""

@@ -1,0 +1,83 @@
+"""Tasks by name, and from the options of a run, or its folder, to its task and its trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from setstream._utils.import_path import find, named_by_file
+from setstream.errors import ConfigurationError
+from setstream.models.model import SetModel
+from setstream.models.weights import load_weights
+from setstream.training.checkpoint import weights_of
+from setstream.training.config import TrainConfig, read_options
+from setstream.training.task import Task
+
+#: Where each task lives; a module is imported when its task is asked for.
+TASKS = {
+    "clustering": "setstream.tasks.clustering:Clustering",
+    "completion": "setstream.tasks.completion:Completion",
+    "documents": "setstream.tasks.documents:Documents",
+    "mil": "setstream.tasks.mil:Mil",
+    "needles": "setstream.tasks.mil.needles:Needles",
+    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
+}
+
+
+def task_class(name: str) -> type[Task]:
+    """The task of a name: one of ours, or your own as `package.module:Class`.
+
+    >>> task_class("clustering").name
+    'clustering'
+    """
+    place = TASKS.get(name, name)
+    if ":" not in place:
+        raise ConfigurationError(
+            f"unknown task {name!r}: choose one of {', '.join(TASKS)}, or give your own as package.module:Class"
+        )
+    found = find(place, "task")
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigurationError(f"{name!r} is not a subclass of setstream.training.Task")
+    return found
+
+
+def build_task(config: TrainConfig) -> Task:
+    """The task of a run whose options the caller chose."""
+    kind = task_class(config.task)
+    try:
+        return kind(**config.task_options)
+    except TypeError as error:
+        raise ConfigurationError(f"the task {config.task} does not take these options: {error}") from error
+
+
+def read_run(folder: Path) -> TrainConfig:
+    """The options of an earlier run."""
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(f"{folder} is no run folder: it has no config.json")
+    return TrainConfig.from_dict(read_options(folder / "config.json"))
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run in a folder, with its options as they are in config.json there.
+
+    trust: import paths, package.module:name, that these options may name although they are not ours: a task, a backbone.
+    """
+
+    folder: Path
+    config: TrainConfig
+    trust: Iterable[str] = ()
+
+    def task(self) -> Task:
+        """The task of the run."""
+        with named_by_file(self.folder / "config.json", self.trust):
+            return build_task(self.config)
+
+    def model(self, task: Task | None = None) -> SetModel:
+        """The model of the run, in eval mode: as it ended, or as its last checkpoint has it. `task`: the run's, if at hand."""
+        task = task or self.task()
+        with named_by_file(self.folder / "config.json", self.trust):
+            model = task.build(self.config.model, **self.config.model_options)
+        load_weights(model, weights_of(self.folder))
+        return model.eval()
