@@ -237,10 +237,11 @@ class State:
         """Raise unless the two can become one; gives the origin of what they become."""
         if not isinstance(other, State):
             raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
-        if self.kinds() != other.kinds():
+        mine, theirs = self.kinds(), other.kinds()
+        if mine != theirs:  # one may be of 0.1
             self.read_as(other.parts)
             other.read_as(self.parts)
-        mine, theirs = self.kinds(), other.kinds()
+            mine, theirs = self.kinds(), other.kinds()
         if mine != theirs:
             hint = " One was made in training mode, with drawn slots, the other in eval mode?"
             drawn = "shared" in mine.values() or "shared" in theirs.values()
