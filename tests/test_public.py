@@ -24,6 +24,15 @@ def test_every_public_name_has_a_docstring_with_an_example(name):
     assert ">>>" in documentation
 
 
+@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if inspect.isclass(value)])
+def test_every_public_method_is_documented_where_it_is_defined_or_in_the_base_class(name):
+    methods = {key for key in vars(PUBLIC[name]) if not key.startswith("_")}
+    missing = [
+        key for key in methods if callable(getattr(PUBLIC[name], key)) and not inspect.getdoc(getattr(PUBLIC[name], key))
+    ]
+    assert not missing
+
+
 def test_every_error_is_ours_and_documented():
     for name, error in vars(ss.errors).items():
         if inspect.isclass(error):

@@ -101,7 +101,7 @@ def test_detach_cuts_the_graph(encoder, x):
     state = encoder.update(None, x)
     assert encoder.finalize(state).requires_grad
     detached = state.detach()
-    assert not any(t.requires_grad for part in detached.parts.values() for t in part.tensors.values())
+    assert not any(t.requires_grad for part in detached.accumulators.values() for t in part.tensors.values())
 
 
 def test_states_of_different_encoders_do_not_mix(encoder, x):
@@ -191,7 +191,9 @@ def test_forgetting_everything_alike_changes_nothing_however_often(encoder, x):
 def test_numpy_numbers_scale_and_index(encoder, x):
     state = encoder.update(None, x)
     for half in (np.float32(0.5), np.float64(0.5)):
-        assert torch.equal((state * half).parts["pooled"]["normaliser"], (half * state).parts["pooled"]["normaliser"])
+        assert torch.equal(
+            (state * half).accumulators["pooled"]["normaliser"], (half * state).accumulators["pooled"]["normaliser"]
+        )
     assert len(state[np.int64(1)]) == len(state[torch.tensor(1)]) == 1
     assert len(state[[]]) == 0
     with pytest.raises(TypeError):
@@ -209,7 +211,7 @@ def test_draws_do_not_mix(x):
 
 def weight(encoder, state):
     """The logarithm of the weight that a state's elements have, in each slot."""
-    part = state.detach().parts["pooled"]
+    part = state.detach().accumulators["pooled"]
     return part["normaliser"].log() + part["shift"].double()
 
 
@@ -276,7 +278,7 @@ def edited(encoder, x, change):
 
 def put(name, make_tensor, part="pooled"):
     def change(state):
-        tensors = state.parts[part].tensors
+        tensors = state.accumulators[part].tensors
         tensors[name] = make_tensor(tensors[name])
 
     return change
@@ -303,16 +305,19 @@ EDITS = {
     "count too large": (None, count(2**60)),
     "wider": (None, put("numerator", lambda t: torch.cat([t, t], -1))),
     "narrower": (None, put("numerator", lambda t: t[..., :1])),
-    "more slots": (None, lambda state: [put(n, lambda t: torch.cat([t, t], 2))(state) for n in state.parts["pooled"].tensors]),
+    "more slots": (
+        None,
+        lambda state: [put(n, lambda t: torch.cat([t, t], 2))(state) for n in state.accumulators["pooled"].tensors],
+    ),
     "broadcasts": (None, put("numerator", lambda t: torch.zeros(1, 50000, 1, 1, 1))),
     "whole numbers": (None, put("normaliser", lambda t: t.long())),
     "complex": (None, put("numerator", lambda t: t.to(torch.complex64))),
-    "name missing": (None, lambda state: state.parts["pooled"].tensors.pop("shift")),
-    "name too many": (None, lambda state: state.parts["pooled"].tensors.update(more=torch.zeros(1))),
-    "part missing": (None, lambda state: state.parts.pop("pooled")),
-    "part too many": (None, lambda state: state.parts.update(more=parts.Sums(total=torch.zeros(1)))),
-    "other kind": (None, lambda state: state.parts.update(pooled=parts.Sums(**state.parts["pooled"].tensors))),
-    "a draw": (None, lambda state: state.parts.update(draw=parts.Shared(noise=torch.zeros(1, 4, 8)))),
+    "name missing": (None, lambda state: state.accumulators["pooled"].tensors.pop("shift")),
+    "name too many": (None, lambda state: state.accumulators["pooled"].tensors.update(more=torch.zeros(1))),
+    "part missing": (None, lambda state: state.accumulators.pop("pooled")),
+    "part too many": (None, lambda state: state.accumulators.update(more=parts.Sums(total=torch.zeros(1)))),
+    "other kind": (None, lambda state: state.accumulators.update(pooled=parts.Sums(**state.accumulators["pooled"].tensors))),
+    "a draw": (None, lambda state: state.accumulators.update(draw=parts.Shared(noise=torch.zeros(1, 4, 8)))),
     "mean: mass infinite": ("mean", put("normaliser", lambda t: t * float("inf"))),
     "mean: other width": ("mean", put("numerator", lambda t: t[..., :1].repeat(1, 5))),
     "sum: width one": ("sum", put("numerator", lambda t: t[..., :1])),
@@ -400,18 +405,18 @@ def test_a_weight_that_underflows_is_no_damage(x):
     softplus = ss.Activation("softplus", steep_softplus)
     encoder = make(ss.UMBC(8, 4, activation=softplus))
     state = encoder.update(None, x[:, :1] * 30)
-    assert (state.parts["pooled"]["normaliser"] == 0).any()
+    assert (state.accumulators["pooled"]["normaliser"] == 0).any()
     torch.testing.assert_close(encoder.finalize(ss.State.from_bytes(state.to_bytes())), encoder.finalize(state))
 
 
 class OwnPool(ss.Pool):
     """concepts.md's sums as a pool of one's own: the state of no elements is (0, 0, -inf)."""
 
-    def empty_parts(self, batch, device, width=None):
+    def empty_accumulators(self, batch, device, width=None):
         zeros, shift = torch.zeros(batch, 1), torch.full((batch, 1), -torch.inf)
         return {"own": parts.LogSums(numerator=torch.zeros(batch, 1, width or 8), normaliser=zeros, shift=shift)}
 
-    def absorb_parts(self, context, features, mask):
+    def accumulate(self, context, features, mask):
         logits = features[..., :1].mT  # (B, 1, n)
         logits = logits if mask is None else logits.masked_fill(~mask.unsqueeze(1), -torch.inf)
         shift = logits.amax(-1)
@@ -419,7 +424,7 @@ class OwnPool(ss.Pool):
         return {"own": parts.LogSums(numerator=weights @ features, normaliser=weights.sum(-1), shift=shift)}
 
     def finalize(self, state):
-        return state.parts["own"].mean()[:, 0]
+        return state.accumulators["own"].mean()[:, 0]
 
 
 def test_minus_infinity_stands_for_nothing_in_a_pool_of_ones_own(x):
@@ -547,10 +552,10 @@ def test_bytes_and_files_round_trip(pool, x, tmp_path):
     ):
         assert again.fingerprint == state.fingerprint
         assert torch.equal(again.count, state.count)
-        for name, part in state.parts.items():
+        for name, part in state.accumulators.items():
             for key, tensor in part.tensors.items():
-                assert torch.equal(again.parts[name][key], tensor)
-                assert again.parts[name][key].dtype == tensor.dtype
+                assert torch.equal(again.accumulators[name][key], tensor)
+                assert again.accumulators[name][key].dtype == tensor.dtype
 
 
 def test_a_state_of_a_training_pass_keeps_its_draw(x):

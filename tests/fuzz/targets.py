@@ -84,7 +84,7 @@ def damage_state(data: bytes, draw: random.Random) -> bytes:
         state = ss.State.from_bytes(data)
     except ss.errors.StateFormatError:
         return data
-    part = draw.choice(list(state.parts.values()))
+    part = draw.choice(list(state.accumulators.values()))
     name = draw.choice(list(part.tensors))
     tensor = part.tensors[name].clone()
     number = draw.choice([float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e300, -1e300, 1e-300])

@@ -60,7 +60,7 @@ def test_removal_undoes_merging(encoder, sets, others):
         rest = (state + part) - part
     except ss.errors.PrecisionError:
         # Only when the removed elements outweighed the rest by far: then refusing is right.
-        pooled, removed = state.parts["pooled"], part.parts["pooled"]
+        pooled, removed = state.accumulators["pooled"], part.accumulators["pooled"]
         share = pooled["normaliser"].log() + pooled["shift"] - (removed["normaliser"].log() + removed["shift"])
         assert share.min() < np.log(2e-3)
         return

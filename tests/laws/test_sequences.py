@@ -189,7 +189,7 @@ def run(name, sets, seed):
     left = weights.sum(1) > 0
     assert torch.equal(state.count > 0, left)
     worst = 0.0
-    for key, value in pooled(encoder.pool, state.parts).items():
+    for key, value in pooled(encoder.pool, state.accumulators).items():
         rows, scale = (own[left] for own in wanted[key])
         error = torch.linalg.vector_norm(value[left] - rows, dim=-1)
         worst = max(worst, float((error / scale.clamp(min=1e-300)).max()))

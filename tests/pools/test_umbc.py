@@ -165,7 +165,7 @@ def test_parallel_is_its_members():
     # Two pools with random slots draw for themselves, in training too.
     twice = ss.SetEncoder(nn.Linear(3, 8), ss.Parallel(a=bag, b=ss.UMBC(8, 2, slots="gaussian"))).train()
     state = twice.update(twice.update(None, x), x)
-    assert {name for name in state.parts if name.endswith("draw")} == {"a/draw", "b/draw"}
+    assert {name for name in state.accumulators if name.endswith("draw")} == {"a/draw", "b/draw"}
 
 
 def test_chunk_mean_is_the_mean_of_its_chunks():

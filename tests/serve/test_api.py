@@ -89,7 +89,7 @@ def forged(change):
 
 def set_tensor(name, make_tensor):
     def change(state):
-        state.parts["pooled"].tensors[name] = make_tensor(state.parts["pooled"].tensors[name])
+        state.accumulators["pooled"].tensors[name] = make_tensor(state.accumulators["pooled"].tensors[name])
 
     return change
 
@@ -107,8 +107,8 @@ def set_count(value):
         (set_tensor("numerator", lambda t: t[..., :1].expand(*t.shape[:-1], 99)), 409),
         (set_tensor("numerator", lambda t: t * float("nan")), 422),
         (set_tensor("normaliser", lambda t: t.long()), 409),
-        (lambda state: state.parts["pooled"].tensors.pop("shift"), 409),
-        (lambda state: state.parts.pop("pooled"), 409),
+        (lambda state: state.accumulators["pooled"].tensors.pop("shift"), 409),
+        (lambda state: state.accumulators.pop("pooled"), 409),
         (set_count(-3), 422),
         (set_count(2**60), 422),
     ],

@@ -4,8 +4,6 @@ Each writer has a hidden file of its own, `.NAME.<machine>-<process>-<number>.wr
 meet: the last to finish wins, whole. What a killed process left behind is removed by the next process that writes there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

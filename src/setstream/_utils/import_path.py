@@ -6,8 +6,6 @@ describes a model (the config.json of a saved model, or of a run) may not: while
 options contain is resolved here, however deep in a builder, so a new builder has nothing to remember.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Reading waits for the disk, and copies without holding Python's lock, so one thr
 ahead of another computation it is worth it only where it does not take that one's core.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -3,8 +3,6 @@
 SETSTREAM_DATA, or ~/.cache/setstream          where it lies; nothing of it is part of this package
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ committed together with the position: whenever the process is killed, the next r
 doubled. The output itself is written at the end, aside, and renamed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -146,7 +144,7 @@ def _work_through_table(
 ) -> None:
     changed: dict[str, State] = {}  # since the last commit
     done = committed = start = skips.journal.position
-    ahead = decoded_ahead(encoder.home() or torch.device("cpu"))
+    ahead = decoded_ahead(encoder.device or torch.device("cpu"))
     for ids, features in data.stream(start, ahead, skips.files()):
         add_good_rows(encoder, ids, features, chunk_size, changed, skips, skips.journal.state, chunks)
         done += len(ids)
@@ -167,7 +165,7 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
         seen = set()
         for name, state in journal.states():
             seen.add(name)
-            yield name, earlier.get(name) + state.to(encoder.home() or "cpu") if name in earlier else state
+            yield name, earlier.get(name) + state.to(encoder.device or "cpu") if name in earlier else state
         for name in earlier.ids():
             if name not in seen:
                 yield name, earlier.get(name)

@@ -3,8 +3,6 @@
 Whenever the process is killed, the next run finds states and position as one of its commits left them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sqlite3

@@ -5,8 +5,6 @@
 The file is written aside and renamed: it is whole, or not there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +50,7 @@ def write_rows(
     encoder = model.encoder if isinstance(model, SetModel) else model
     predict = isinstance(model, SetModel) and what != "representations"
     total = 0
-    home = encoder.home() or torch.device("cpu")
+    home = encoder.device or torch.device("cpu")
     with whole_or_nothing(out) as hidden:
         writer = (_ParquetRows if out.suffix == ".parquet" else _H5Rows)(hidden)
         for names, group in _batches(states, batch):
@@ -83,7 +81,7 @@ def _finite(
     kept = []
     for name, state in zip(names, group, strict=True):
         try:
-            encoder.finalize(state.to(encoder.home() or torch.device("cpu")), chunks=chunks)
+            encoder.finalize(state.to(encoder.device or torch.device("cpu")), chunks=chunks)
             kept.append((name, state))
         except NonFiniteError as error:
             skip(name, f"set {name!r}: {error}")

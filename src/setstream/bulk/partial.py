@@ -4,8 +4,6 @@ share  ->  {set id: state of the share's elements}          in any process, in a
 states of one id add up, whoever made them; finalized once
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -85,7 +83,7 @@ def absorb(
             add_good_rows(encoder, ids, features, chunk_size, totals, lambda name, text: problems.update({name: Problem(text)}))
         yield from (totals | problems).items()
         return
-    device = encoder.home() or torch.device("cpu")
+    device = encoder.device or torch.device("cpu")
     state = encoder.empty(1)
     try:
         for start in range(share.start, share.stop, chunk_size):
@@ -147,7 +145,7 @@ def add_rows(
     All rows, or none if it raises. Set by set: sets that fit a chunk together are encoded in one step; some hundred sets are
     added to what they were in one.
     """
-    device = encoder.home() or torch.device("cpu")
+    device = encoder.device or torch.device("cpu")
     order = ids.order()
     rows = None if order.rows is None else torch.from_numpy(order.rows)
     blank = encoder.empty(1)
@@ -185,7 +183,7 @@ def _before(encoder: SetEncoder, name: str, totals: dict[str, State], earlier: C
     if name in totals:
         return totals[name]
     found = earlier(name)
-    return encoder.empty(1) if found is None else found.to(encoder.home() or "cpu")
+    return encoder.empty(1) if found is None else found.to(encoder.device or "cpu")
 
 
 def _together(lengths: list[int], size: int) -> Iterator[tuple[int, int]]:

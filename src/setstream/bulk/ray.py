@@ -7,8 +7,6 @@ their terms, so nothing changes in the result. The sums go from Ray's blocks int
 never holds all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate

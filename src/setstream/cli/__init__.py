@@ -1,7 +1,5 @@
 """The command line: `setstream --help`."""
 
-from __future__ import annotations
-
 import sys
 
 

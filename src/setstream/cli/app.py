@@ -3,8 +3,6 @@
 Exit codes: 0 done, 1 a failure, 2 options that cannot be, 3 a loss that was not finite, 130 interrupted (and saved).
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The first minutes: two trained models, one set, four streams."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

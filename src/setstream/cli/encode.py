@@ -1,7 +1,5 @@
 """`setstream encode`: sets in files through a trained model."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

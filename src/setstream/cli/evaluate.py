@@ -1,7 +1,5 @@
 """`setstream evaluate` and `setstream crossval`: how good is a model?"""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

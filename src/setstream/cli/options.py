@@ -1,7 +1,5 @@
 """From flags and files to the options of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

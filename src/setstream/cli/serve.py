@@ -1,7 +1,5 @@
 """`setstream serve`: a model and its states behind HTTP."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`setstream slides`: from whole-slide images to patches, features and heat maps."""
 
-from __future__ import annotations
-
 import csv
 from collections import OrderedDict
 from pathlib import Path

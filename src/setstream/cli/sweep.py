@@ -16,8 +16,6 @@
 Finished runs are skipped and others resumed: a sweep that was stopped, in whatever way, is started again by the same command.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -9,8 +9,6 @@ messages in it. Each of these numbers must stay inside what is there. The values
 `validate(full=True)` on every batch before its values are used.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Collection
 from typing import Any

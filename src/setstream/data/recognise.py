@@ -9,8 +9,6 @@ folder with features/ (and labels/)                  many sets, torchmil's layou
 folder of images                                     one set; folder of such folders: many
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

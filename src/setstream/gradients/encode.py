@@ -33,7 +33,7 @@ from setstream.sets.partition import Chunks, Given, columns, cut, draw, even_cut
 from setstream.sets.served import SourceChunks
 from setstream.sets.source import SetSource, are_sources
 from setstream.states import reduce
-from setstream.states.accumulators import Maximum, Minimum, Part
+from setstream.states.accumulators import Accumulator, Maximum, Minimum
 from setstream.states.state import State
 
 GRADIENTS = ("full", "exact", "unbiased", "importance", "subset", "none")
@@ -98,7 +98,11 @@ def encode(
         raise ConfigurationError(f"grad_chunks must be at least 1; got {grad_chunks}")
     if isinstance(partition, str) and partition not in PARTITIONS:
         raise ConfigurationError(f"unknown partition {partition!r}: choose one of {', '.join(PARTITIONS)}, or give index lists")
-    if replacement and gradient in ("unbiased", "subset") and _has_extremum(encoder.pool.empty_parts(1, torch.device("cpu"))):
+    if (
+        replacement
+        and gradient in ("unbiased", "subset")
+        and _has_extremum(encoder.pool.empty_accumulators(1, torch.device("cpu")))
+    ):
         raise ConfigurationError(
             "drawing chunks with replacement is biased for a maximum or minimum: the chunk that holds it is included with "
             "probability 1 - (1 - 1/C)^m', not m'/C. Leave replacement=False."
@@ -167,7 +171,7 @@ def encode(
     if gradient == "unbiased":
         cuts = cut(packed.lengths, chunk_size, partition, generator)
         drawn = draw(cuts, packed.lengths, grad_chunks, replacement, generator, apart=chunks_matter)
-        if chunks_matter or _has_extremum(empty.parts) or draws_numbers(encoder, packed.elements):
+        if chunks_matter or _has_extremum(empty.accumulators) or draws_numbers(encoder, packed.elements):
             rest = drawn.rest()
             if not chunks_matter:
                 rest = [even_cut(own.order, max(1, forward_size // len(packed))) for own in rest]
@@ -189,7 +193,7 @@ def encode(
         blocks = InMemory(packed, pieces)
         if gradient == "none":
             with torch.no_grad():
-                return encoder.close(Pass(encoder, blocks, empty, context, group).run())
+                return encoder.finalize_unchecked(Pass(encoder, blocks, empty, context, group).run())
         if gradient == "importance":
             job = ImportancePass(
                 *(encoder, blocks, empty, context, group),
@@ -203,7 +207,7 @@ def encode(
             job = Pass(encoder, blocks, empty, context, group)
     if packed.elements.requires_grad:
         job.elements = packed.elements
-    return encoder.close(differentiable(job))
+    return encoder.finalize_unchecked(differentiable(job))
 
 
 def _read(
@@ -215,7 +219,7 @@ def _read(
     generator: torch.Generator | None,
 ) -> list[Tensor] | Chunks:
     """What a mode reads of sources: all at once, a random subset, or chunk by chunk."""
-    home = encoder.home()
+    home = encoder.device
     if gradient == "full":
         return [source.tensor().to(home) for source in sources]
     if gradient == "subset":  # what is not drawn is not read
@@ -265,7 +269,7 @@ def _encode_served(
     """The same for a source, whose chunks are the partition."""
     if gradient == "subset":
         raise ConfigurationError("'subset' of a source is the source of a subset: serve fewer chunks and use gradient='exact'")
-    blocks = Served(source, encoder.home())
+    blocks = Served(source, encoder.device)
     first = next(iter(source), None)
     if first is None:
         raise ShapeError("the source of chunks is empty: at least one chunk is needed, to know how many sets there are")
@@ -274,10 +278,10 @@ def _encode_served(
         state = empty
         for block in blocks:
             state = state + encoder.absorb(state, context, block.packed, encoder.features(block.packed.elements))
-        return encoder.close(state)
+        return encoder.finalize_unchecked(state)
     if gradient == "none":
         with torch.no_grad():
-            return encoder.close(Pass(encoder, blocks, empty, context, group).run())
+            return encoder.finalize_unchecked(Pass(encoder, blocks, empty, context, group).run())
     job: Pass
     if gradient == "importance":
         job = ImportancePass(
@@ -293,7 +297,7 @@ def _encode_served(
         job.wanted, job.replacement, job.generator = grad_chunks, replacement, generator
     else:
         job = Pass(encoder, blocks, empty, context, group)
-    return encoder.close(differentiable(job))
+    return encoder.finalize_unchecked(differentiable(job))
 
 
 def _begin(encoder: SetEncoder, batch: int, device: torch.device, group: reduce.Group | None) -> tuple[State, Context]:
@@ -301,13 +305,13 @@ def _begin(encoder: SetEncoder, batch: int, device: torch.device, group: reduce.
 
     No state of `encode` leaves it, so none needs to know its origin.
     """
-    empty = encoder.pool.empty(batch, encoder.home() or device)
+    empty = encoder.pool.empty(batch, encoder.device or device)
     if group is not None:
         empty = reduce.share_draw(empty, group)
     return empty, encoder.pool.prepare(empty)
 
 
-def _has_extremum(parts: dict[str, Part]) -> bool:
+def _has_extremum(parts: dict[str, Accumulator]) -> bool:
     return any(isinstance(part, Maximum | Minimum) for part in parts.values())
 
 

@@ -14,8 +14,6 @@ gradient, with weight one.
 Random modules in phi (dropout) draw the same numbers in both directions: each block has a seed of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +27,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.pools.base import Context
 from setstream.sets.layout import Packed
 from setstream.states import reduce
-from setstream.states.accumulators import Maximum, Minimum, Part, accumulator_dtype, align
+from setstream.states.accumulators import Accumulator, Maximum, Minimum, accumulator_dtype, align
 from setstream.states.state import State
 
 Name = tuple[str, str]  # of a part, and of a tensor in it
@@ -150,7 +148,7 @@ class Pass:
         if self.group is not None:
             self.whole = reduce.reduce_state(state, self.group)
             for name, owner in self.owners.items():
-                mine = reduce.owns(state.parts[name]["value"], self.whole.parts[name]["value"], self.group)
+                mine = reduce.owns(state.accumulators[name]["value"], self.whole.accumulators[name]["value"], self.group)
                 self.owners[name] = owner.masked_fill(~mine, -1)
         return self.whole
 
@@ -160,9 +158,9 @@ class Pass:
 
     def _claim(self, before: State, chunk: State, index: int) -> None:
         """Remember which block holds each extreme value: it alone gets the gradient."""
-        for name, part in chunk.parts.items():
+        for name, part in chunk.accumulators.items():
             if isinstance(part, Maximum | Minimum):
-                mine, theirs = part["value"], before.parts[name]["value"]
+                mine, theirs = part["value"], before.accumulators[name]["value"]
                 better = mine > theirs if isinstance(part, Maximum) else mine < theirs
                 owner = self.owners.get(name, torch.full_like(mine, -1, dtype=torch.int64))
                 self.owners[name] = torch.where(better, index, owner)
@@ -243,7 +241,7 @@ class Pass:
         outputs, cots = [], []
         for name, cotangent in cotangents.items():
             owner = self.owners.get(name)
-            for out, cot in chunk.parts[name].pull_back(self.whole.parts[name], cotangent):
+            for out, cot in chunk.accumulators[name].pull_back(self.whole.accumulators[name], cotangent):
                 mine = cot if owner is None else cot.masked_fill(owner != block.index, 0.0)
                 outputs.append(out)
                 cots.append(mine if factor is None else mine * align(factor.to(mine), mine))
@@ -302,10 +300,10 @@ def differentiable(job: Pass) -> State:
     """The state of a pass, tied to the pass's way back."""
     with torch.no_grad():
         whole = job.run()
-    tensors = job.tie({(name, key): part[key] for name, part in whole.parts.items() for key in part.graded()})
-    parts: dict[str, Part] = {
+    tensors = job.tie({(name, key): part[key] for name, part in whole.accumulators.items() for key in part.graded()})
+    parts: dict[str, Accumulator] = {
         name: type(part)(**{key: tensors.get((name, key), tensor) for key, tensor in part.tensors.items()})
-        for name, part in whole.parts.items()
+        for name, part in whole.accumulators.items()
     }
     state = State(parts, whole.count, whole.origin)
     state.context = job.prepared

@@ -16,8 +16,6 @@ back: for a folded UMBC one weight an element and slot), in files under a folder
 forward passes of phi without a graph).
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path

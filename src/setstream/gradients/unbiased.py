@@ -6,8 +6,6 @@ Blocks lie in memory, as pieces of packed elements, or are served by a source wh
 reading: then the draw waits until the way back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

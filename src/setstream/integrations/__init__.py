@@ -3,8 +3,6 @@
 Each is imported when it is first touched (`ss.integrations.sklearn`), and needs its own extra.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 

@@ -9,8 +9,6 @@ The tensors of a state have the names of `setstream.pure`; those of the other st
 in front. The graphs are those of eval mode.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -94,7 +92,7 @@ def _answer(model: SetModel, state: pure.Tensors) -> Any:
 
 def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None) -> None:
     encoder = model.encoder
-    if any(isinstance(part, Shared) for part in encoder.pool.draw_parts(1, elements.device, None).values()):
+    if any(isinstance(part, Shared) for part in encoder.pool.draw_accumulators(1, elements.device, None).values()):
         raise ConfigurationError("this pool draws at random in eval mode, too: a graph cannot")
     nothing = pure.empty(encoder, 1, elements, chunks=chunks)
     names = list(nothing)

@@ -6,8 +6,6 @@ Give them to a `MessagePassing` as aggr=, or read out a batch of graphs with the
 empty.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

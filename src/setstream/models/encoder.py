@@ -4,8 +4,6 @@ z = finalize( Σ_chunks absorb( phi(chunk) ) )          the same z for every way
 y = head(z)                                            any set function: the slots are few
 """
 
-from __future__ import annotations
-
 import cmath
 from contextlib import suppress
 from itertools import chain
@@ -25,7 +23,7 @@ from setstream.errors import (
     ShapeError,
 )
 from setstream.models.pretrained import Pretrained
-from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, take
+from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, select_sets
 from setstream.sets.layout import Packed, Sets, pack
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State, fits
@@ -96,7 +94,7 @@ class SetEncoder(Pretrained, nn.Module):
         """
         if batch < 1:
             raise ShapeError(f"a state holds at least one set; got batch = {batch}")
-        return self._empty(batch, self.home() or torch.get_default_device(), generator)
+        return self._empty(batch, self.device or torch.get_default_device(), generator)
 
     def update(self, state: State | None, chunk: Sets, mask: Tensor | None = None, *, chunks: str | None = None) -> State:
         """The state after the elements of `chunk` have been added to the sets of `state` (None: to nothing).
@@ -107,7 +105,7 @@ class SetEncoder(Pretrained, nn.Module):
 
     def _update(self, state: State | None, packed: Packed, chunks: str | None = None) -> State:
         if state is None:
-            state = self._empty(len(packed), self.home() or packed.elements.device)
+            state = self._empty(len(packed), self.device or packed.elements.device)
         else:
             self.check_state(state)
             if len(state) != len(packed):
@@ -135,7 +133,7 @@ class SetEncoder(Pretrained, nn.Module):
             seen = self.pool.chunks_seen(state)
             if seen is not None and bool((seen > 1).any()):
                 raise self.pool.inconsistent()
-        return self.close(state)
+        return self.finalize_unchecked(state)
 
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
         """z of whole sets in one call: the same as `finalize(update(None, sets))`, and faster where all have one size."""
@@ -150,8 +148,8 @@ class SetEncoder(Pretrained, nn.Module):
     def features(self, elements: Tensor) -> Tensor:
         """phi of (M, ...) elements: (M, in_dim), checked."""
         self._check_phi()
-        if self.home() not in (None, elements.device):
-            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self.home()}: move one of them")
+        if self.device not in (None, elements.device):
+            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self.device}: move one of them")
         if self.check_finite and not all_finite(elements):
             bad = ~torch.isfinite(elements.detach()).flatten(1).all(1) if elements.dim() > 1 else ~torch.isfinite(elements)
             raise NonFiniteError(
@@ -215,19 +213,19 @@ class SetEncoder(Pretrained, nn.Module):
         pieces: list[State] = []
         for rows, block, mask in packed.groups(features):
             whole = len(rows) == len(packed)
-            parts = self.pool.absorb_parts(context if whole else take(context, rows), block, mask)
+            parts = self.pool.accumulate(context if whole else select_sets(context, rows), block, mask)
             pieces.append(State(parts, torch.tensor([packed.lengths[row] for row in rows], device=device)))
             order += rows
         idle = [row for row, length in enumerate(packed.lengths) if not length]
         if idle:
             count = torch.zeros(len(idle), dtype=torch.int64, device=device)
-            pieces.append(State(self.pool.empty_parts(len(idle), device, features.shape[-1]), count))
+            pieces.append(State(self.pool.empty_accumulators(len(idle), device, features.shape[-1]), count))
             order += idle
         chunk = pieces[0] if len(pieces) == 1 else State.cat(pieces)[torch.tensor(order, device=device).argsort()]
         # The draw is shared, not absorbed.
-        return State(state.parts | chunk.parts, chunk.count, state.origin)
+        return State(state.accumulators | chunk.accumulators, chunk.count, state.origin)
 
-    def close(self, state: State) -> Any:
+    def finalize_unchecked(self, state: State) -> Any:
         """`finalize` for a state that is known to be ours."""
         return self._checked(self.pool.finalize(state))
 
@@ -261,8 +259,8 @@ class SetEncoder(Pretrained, nn.Module):
         """
         if not isinstance(state, State):
             raise MismatchError(f"a State is needed here, from encoder.update() or encoder.empty(); got {type(state).__name__}")
-        if self.home() not in (None, state.device):
-            raise DeviceError(f"the state is on {state.device}, the encoder is on {self.home()}: use state.to(device)")
+        if self.device not in (None, state.device):
+            raise DeviceError(f"the state is on {state.device}, the encoder is on {self.device}: use state.to(device)")
         origin = self._current_origin()
         if state.origin is origin:
             return
@@ -272,17 +270,17 @@ class SetEncoder(Pretrained, nn.Module):
                 f"({origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
             )
         if state.origin.loaded:
-            self._check_parts(state, origin)
+            self._check_accumulators(state, origin)
         state.origin = origin  # equal: from now on one pointer comparison tells so
 
     @torch.no_grad()
-    def _check_parts(self, state: State, origin: Origin) -> None:
+    def _check_accumulators(self, state: State, origin: Origin) -> None:
         """Parts, shapes and types, before any arithmetic. Once for each state."""
         key = "parts in training" if self.pool.training else "parts"
         if key not in _facts.setdefault(origin, {}):
             _facts[origin][key] = self._example(state.device)
         example: State = _facts[origin][key]
-        state.read_as(example.parts)
+        state.read_as(example.accumulators)
         if state.kinds() != example.kinds():
             hint = " Was it made in training mode, with drawn slots?" * ("shared" in state.kinds().values())
             raise MismatchError(f"the state has the parts {state.kinds()}, and states of this encoder {example.kinds()}.{hint}")
@@ -305,8 +303,8 @@ class SetEncoder(Pretrained, nn.Module):
         if width is None:
             return state
         features = torch.zeros(1, 1, width, device=device, dtype=self._feature_dtype())
-        parts = self.pool.absorb_parts(self.pool.prepare(state), features, None)
-        return state + State(state.parts | parts, torch.ones_like(state.count), state.origin)
+        parts = self.pool.accumulate(self.pool.prepare(state), features, None)
+        return state + State(state.accumulators | parts, torch.ones_like(state.count), state.origin)
 
     def _feature_width(self) -> int | None:
         """How wide phi's features are, where it tells without elements: the width of the states of pools that take any."""
@@ -315,7 +313,7 @@ class SetEncoder(Pretrained, nn.Module):
             facts["width"], width = None, self.width()
             if width is not None:
                 with torch.no_grad(), suppress(Exception):  # phi is anybody's, and may not like to be without elements
-                    dtype, device = self._feature_dtype(), self.home()
+                    dtype, device = self._feature_dtype(), self.device
                     facts["width"] = int(self.phi(torch.zeros(0, width, dtype=dtype, device=device)).shape[-1])
         return facts["width"]
 
@@ -362,7 +360,8 @@ class SetEncoder(Pretrained, nn.Module):
         found = getattr(first, "in_features", None)  # as linear layers have it, and Standardise
         return found if isinstance(found, int) else None
 
-    def home(self) -> torch.device | None:
+    @property
+    def device(self) -> torch.device | None:
         """Where the weights are; None when there are none, and any place will do."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         return None if tensor is None else tensor.device

@@ -9,8 +9,6 @@ Nothing here looks at numbers: no check for NaN, no fingerprint, no comparison o
 is one graph, and so is `torch.export`. `to_tensors` and `to_state` lead from a `State` to its tensors and back.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 from setstream.errors import ShapeError
 from setstream.models.encoder import SetEncoder
 from setstream.pools.base import cast, parameter_dtype
-from setstream.states.accumulators import Part, Shared
+from setstream.states.accumulators import Accumulator, Shared
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
@@ -44,13 +42,13 @@ def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | No
         features = encoder.phi(encoder.cast(elements[:1]))
         nothing = encoder.pool.empty(batch, features.device)
         # A pool may not know the width of its parts before it has seen an element.
-        seen = encoder.pool.absorb_parts(
+        seen = encoder.pool.accumulate(
             encoder.pool.prepare(nothing), features.unsqueeze(0).expand(batch, *features.shape), None
         )
-        merged = {name: part.merge(seen[name]) if name in seen else part for name, part in nothing.parts.items()}
+        merged = {name: part.merge(seen[name]) if name in seen else part for name, part in nothing.accumulators.items()}
     return {
         f"{name}.{key}": tensor.expand(merged[name][key].shape).contiguous().to(merged[name][key].dtype)
-        for name, part in nothing.parts.items()
+        for name, part in nothing.accumulators.items()
         for key, tensor in part.tensors.items()
     } | {COUNT: nothing.count}
 
@@ -76,7 +74,7 @@ def update(
     features = encoder.phi(encoder.cast(chunk.flatten(0, 1))).unflatten(0, (batch, size))
     if mask is not None:  # padding may hold anything, NaN too
         features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
-    parts = encoder.pool.absorb_parts(encoder.pool.prepare(state), features, mask)
+    parts = encoder.pool.accumulate(encoder.pool.prepare(state), features, mask)
     seen = torch.full_like(state.count, size) if mask is None else mask.sum(1)
     return _merged(state, parts, seen)
 
@@ -86,7 +84,7 @@ def merge(encoder: SetEncoder, a: Tensors, b: Tensors, *, chunks: str | None = N
     if encoder.pool.refuse_chunks(chunks):
         raise encoder.pool.inconsistent()
     other = _state(encoder, b)
-    return _merged(_state(encoder, a), other.parts, other.count)
+    return _merged(_state(encoder, a), other.accumulators, other.count)
 
 
 def finalize(encoder: SetEncoder, tensors: Tensors) -> Any:
@@ -107,7 +105,7 @@ def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
         raise ShapeError(f"the tensors of a state have a {COUNT!r}; these are {', '.join(tensors) or 'none'}")
     origin = encoder.empty(1).origin
     assert origin is not None
-    state = State(_state(encoder, tensors).parts, tensors[COUNT], Origin(None, origin.fingerprint))
+    state = State(_state(encoder, tensors).accumulators, tensors[COUNT], Origin(None, origin.fingerprint))
     encoder.check_state(state)
     return state.checked()
 
@@ -123,15 +121,15 @@ def _state(encoder: SetEncoder, tensors: Tensors) -> State:
     return State({name: kinds.get(name, Shared)(**own) for name, own in parts.items()}, tensors[COUNT])
 
 
-def _kinds(encoder: SetEncoder) -> dict[str, type[Part]]:
+def _kinds(encoder: SetEncoder) -> dict[str, type[Accumulator]]:
     """The law of each part that elements fill; what else a state holds was drawn."""
-    return {name: type(part) for name, part in encoder.pool.empty_parts(1, torch.device("cpu")).items()}
+    return {name: type(part) for name, part in encoder.pool.empty_accumulators(1, torch.device("cpu")).items()}
 
 
-def _merged(state: State, parts: dict[str, Part], count: Tensor) -> Tensors:
+def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tensors:
     merged = {
         name: part.merge(parts[name]) if name in parts and not isinstance(part, Shared) else part
-        for name, part in state.parts.items()
+        for name, part in state.accumulators.items()
     }
     found = to_tensors(State(merged, state.count + count))
     return {name: found[name] for name in to_tensors(state)}  # in the order that came

@@ -3,8 +3,6 @@
 y = head(encoder(set))          head: any set function; the slots are few
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

@@ -9,8 +9,6 @@ will do as a builder if it lies in a module. On the way back it is called only i
 yours that the options name: a config.json from elsewhere must not choose what code is run (`setstream._utils.import_path`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The weights of a module as safetensors: written at once, read with an error that says what does not fit."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -7,8 +7,6 @@ has to be learned through that mean. Where a space is known in which near elemen
 of words), slots may as well begin spread over it. This is only a beginning: all of it learns on.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

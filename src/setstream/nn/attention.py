@@ -6,8 +6,6 @@ Scaled by the width of a head. A set without real elements gives zeros, and what
 included.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

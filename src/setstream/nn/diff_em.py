@@ -17,8 +17,6 @@ Output, of H heads of p components in dim d:
     all    π, μ, σ² of every head:                                                H (p + 2 p d)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ Zhang et al., "FSPool: Learning Set Representations with Featurewise Sort Poolin
 sets of all sizes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -8,8 +8,6 @@ Ilse et al., "Attention-based Deep Multiple Instance Learning", ICML 2018. Li et
 Network for Whole Slide Image Classification with Self-supervised Contrastive Learning", CVPR 2021.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """The small network that stands in front of a pool, or behind it: Linear, ReLU, Linear, ReLU, ..."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import nn

@@ -10,8 +10,6 @@ Lee et al., "Set Transformer: A Framework for Attention-based Permutation-Invari
 These need their whole input, so they stand behind a pool, on its few slots.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -7,8 +7,6 @@
 A state of three sums a feature, merged chunk by chunk in float64: no set is in memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Self
 

@@ -14,8 +14,6 @@ of the set give the same sums. All five are computed as log-weights: with a runn
 overflows and no slot dies of underflow, whatever the size of the logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -8,8 +8,6 @@
 Whoever writes a pool writes these and nothing else; that a set may be cut anywhere follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, ConsistencyError, MaskError, ShapeError
-from setstream.states.accumulators import Part
+from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
 Context = dict[str, Tensor]
@@ -26,7 +24,7 @@ Context = dict[str, Tensor]
 AVERAGE = "average"
 
 
-def take(context: Context, rows: list[int] | slice) -> Context:
+def select_sets(context: Context, rows: list[int] | slice) -> Context:
     """The context of some sets of the batch. What is the same for all sets has batch size one and stays."""
     return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in context.items()}
 
@@ -68,11 +66,11 @@ class Pool(nn.Module):
         """The options that, with the weights, determine what this pool computes: part of an encoder's fingerprint."""
         return {}
 
-    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
-        """The parts that `absorb_parts` fills, for sets that have no elements. `width`: of the features, where it is known."""
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
+        """The parts that `accumulate` fills, for sets that have no elements. `width`: of the features, where it is known."""
         raise NotImplementedError
 
-    def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
+    def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
         """What is random in a pass and the same for all its chunks, as `Shared` parts; nothing in eval mode."""
         return {}
 
@@ -80,14 +78,14 @@ class Pool(nn.Module):
         self, batch: int, device: torch.device, generator: torch.Generator | None = None, width: int | None = None
     ) -> State:
         """The neutral state of a batch: adding it changes nothing. `width`: of the features, where it is known."""
-        parts = self.empty_parts(batch, device, width) | self.draw_parts(batch, device, generator)
+        parts = self.empty_accumulators(batch, device, width) | self.draw_accumulators(batch, device, generator)
         return State(parts, torch.zeros(batch, dtype=torch.int64, device=device))
 
     def prepare(self, state: State) -> Context:
         """All that a pass computes from the weights and the draw alone, once, for any number of chunks."""
         return {}
 
-    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         """The parts that the chunk `features` (B, n, in_dim), n > 0, contributes; `mask` (B, n) is True for real elements."""
         raise NotImplementedError
 
@@ -127,10 +125,12 @@ class Pool(nn.Module):
                 raise MaskError(f"the mask must be bool {(batch, size)}, True for real; got {mask.dtype} {tuple(mask.shape)}")
             features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
         count = torch.full((batch,), size, device=features.device) if mask is None else mask.sum(1)
-        draw = self.draw_parts(batch, features.device, None)
+        draw = self.draw_accumulators(batch, features.device, None)
         context = self.prepare(State(draw, count))
         parts = (
-            self.absorb_parts(context, features, mask) if size else self.empty_parts(batch, features.device, features.shape[-1])
+            self.accumulate(context, features, mask)
+            if size
+            else self.empty_accumulators(batch, features.device, features.shape[-1])
         )
         state = State(draw | parts, count)
         return cast(self.finalize(state), parameter_dtype(self) or features.dtype)

@@ -7,13 +7,11 @@ depends on where the set was cut; `ss.testing.check_mini_batch_consistency` says
 chunk is therefore an error, unless the caller passes chunks="average".
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
 from setstream.pools.base import Context, Pool
-from setstream.states.accumulators import Chunks, LogSums, Part, accumulator_dtype, align
+from setstream.states.accumulators import Accumulator, Chunks, LogSums, accumulator_dtype, align
 from setstream.states.state import State
 
 
@@ -36,12 +34,12 @@ class ChunkMean(Pool):
         super().__init__()
         self.module, self.in_dim = module, in_dim
 
-    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         """No chunk seen; of width one until the module has shown its own."""
         chunks = Chunks(seen=torch.zeros(batch, dtype=torch.int64, device=device))
         return {"pooled": LogSums.nothing((batch, 1), (batch,), device), "chunks": chunks}
 
-    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         """One more chunk."""
         encoded: Tensor = self.module(features) if mask is None else self.module(features, mask=mask)
         dtype = accumulator_dtype(features.device)
@@ -52,10 +50,10 @@ class ChunkMean(Pool):
 
     def chunks_seen(self, state: State) -> Tensor:
         """The chunks that are averaged."""
-        return state.parts["chunks"]["seen"]
+        return state.accumulators["chunks"]["seen"]
 
     def finalize(self, state: State) -> Tensor:
         """The mean over the chunks, zeros where there was none."""
-        pooled = state.parts["pooled"]
+        pooled = state.accumulators["pooled"]
         assert isinstance(pooled, LogSums)
         return pooled.mean()

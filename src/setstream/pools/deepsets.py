@@ -6,8 +6,6 @@
 Zaheer et al., "Deep Sets", NeurIPS 2017. An empty set gives zeros.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.pools.base import Context, Pool
-from setstream.states.accumulators import LogSums, Maximum, Minimum, Part, accumulator_dtype, align
+from setstream.states.accumulators import Accumulator, LogSums, Maximum, Minimum, accumulator_dtype, align
 from setstream.states.state import State
 
 EXTREMA: dict[str, type[Maximum] | type[Minimum]] = {"max": Maximum, "min": Minimum}
@@ -45,7 +43,7 @@ class DeepSets(Pool):
         """The kind of pooling."""
         return {"pool": self.pool}
 
-    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         """Zero sums, or infinities; of width one where the width is not known yet, which fits any."""
         shape = (batch, self.in_dim or width or 1)
         if self.pool in EXTREMA:
@@ -53,7 +51,7 @@ class DeepSets(Pool):
             return {"pooled": kind(value=torch.full(shape, kind.nothing, device=device))}
         return {"pooled": LogSums.nothing(shape, (batch,), device)}
 
-    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         """Pool one chunk."""
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         hidden = None if mask is None else ~mask.unsqueeze(-1)
@@ -68,7 +66,7 @@ class DeepSets(Pool):
 
     def finalize(self, state: State) -> Tensor:
         """(B, D), zeros for sets without elements."""
-        pooled = state.parts["pooled"]
+        pooled = state.accumulators["pooled"]
         if self.pool in EXTREMA:
             value = pooled["value"]
             return value.masked_fill(align(state.count == 0, value), 0.0)

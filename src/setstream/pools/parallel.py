@@ -5,14 +5,12 @@
 A slide classifier reads its patches through UMBC and through a maximum at once; phi, a deep network, runs once.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.pools.base import Context, Pool
-from setstream.states.accumulators import Part
+from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
 
@@ -39,31 +37,33 @@ class Parallel(Pool):
         self.in_dim = next(iter(widths.values()), None)
         self.consistent = all(pool.consistent for pool in pools.values())
 
-    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         """The parts of all, under the name of each."""
         return {
-            f"{name}/{key}": part for name, pool in self._all() for key, part in pool.empty_parts(batch, device, width).items()
+            f"{name}/{key}": part
+            for name, pool in self._all()
+            for key, part in pool.empty_accumulators(batch, device, width).items()
         }
 
-    def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
+    def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
         """What each draws."""
         return {
             f"{name}/{key}": part
             for name, pool in self._all()
-            for key, part in pool.draw_parts(batch, device, generator).items()
+            for key, part in pool.draw_accumulators(batch, device, generator).items()
         }
 
     def prepare(self, state: State) -> Context:
         """The contexts of all."""
         return {f"{name}/{key}": t for name, pool in self._all() for key, t in pool.prepare(state.select(name)).items()}
 
-    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         """The same features through each."""
-        parts: dict[str, Part] = {}
+        parts: dict[str, Accumulator] = {}
         for name, pool in self._all():
             start = name + "/"
             own = {key.removeprefix(start): tensor for key, tensor in context.items() if key.startswith(start)}
-            parts |= {start + key: part for key, part in pool.absorb_parts(own, features, mask).items()}
+            parts |= {start + key: part for key, part in pool.accumulate(own, features, mask).items()}
         return parts
 
     def finalize(self, state: State) -> dict[str, Tensor]:

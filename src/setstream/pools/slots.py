@@ -11,8 +11,6 @@ slots. In eval mode the slots are the mean, or, on request, one fixed draw that 
 softplus(v) is the standard deviation. The paper writes it as the covariance; its experiments use it as we do.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

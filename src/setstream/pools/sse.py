@@ -11,8 +11,6 @@ chooses, the table is the default. In eval mode the mean of the shared Gaussian 
 flat, so SSE keeps one fixed draw for it (`eval_slots="mean"` is the other choice).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +22,7 @@ from setstream.pools.activations import Activation
 from setstream.pools.base import Context, Pool
 from setstream.pools.deepsets import POOLS
 from setstream.pools.umbc import UMBC
-from setstream.states.accumulators import Part
+from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
 
@@ -101,33 +99,35 @@ class HierarchicalSSE(Pool):
         """The pooling over the slots; the layers speak for themselves."""
         return {"pool": self.pool}
 
-    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         """Those of the first layer."""
-        return self.first.empty_parts(batch, device, width)
+        return self.first.empty_accumulators(batch, device, width)
 
-    def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
+    def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
         """The slots of all layers."""
-        parts = self.first.draw_parts(batch, device, generator)
+        parts = self.first.draw_accumulators(batch, device, generator)
         for depth, layer in enumerate(self._later(), start=1):
-            parts |= {f"{name}-{depth}": part for name, part in layer.draw_parts(batch, device, generator).items()}
+            parts |= {f"{name}-{depth}": part for name, part in layer.draw_accumulators(batch, device, generator).items()}
         return parts
 
     def prepare(self, state: State) -> Context:
         """The first layer's queries."""
         return self.first.prepare(state)
 
-    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         """The first layer's sums."""
-        return self.first.absorb_parts(context, features, mask)
+        return self.first.accumulate(context, features, mask)
 
     def finalize(self, state: State) -> Tensor:
         """The slots of the last layer, or their pool."""
         z = self.first.finalize(state)
         for depth, layer in enumerate(self._later(), start=1):
-            own = State({"draw": state.parts[f"draw-{depth}"]} if f"draw-{depth}" in state.parts else {}, state.count)
+            own = State(
+                {"draw": state.accumulators[f"draw-{depth}"]} if f"draw-{depth}" in state.accumulators else {}, state.count
+            )
             seen = (state.count > 0).unsqueeze(1).expand(z.shape[:2])  # an empty set stays empty
-            parts = layer.absorb_parts(layer.prepare(own), z, seen)
-            z = layer.finalize(State(own.parts | parts, state.count))
+            parts = layer.accumulate(layer.prepare(own), z, seen)
+            z = layer.finalize(State(own.accumulators | parts, state.count))
         return pool_slots(z, self.pool)
 
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:

@@ -18,8 +18,6 @@ see (there is none then); bv is added once where the weights sum to one, and tim
 gives zeros.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,7 +31,7 @@ from setstream.pools.base import Context, Pool
 from setstream.pools.kernels.block_sums import log_weights
 from setstream.pools.kernels.weighted_sums import weighted_sums
 from setstream.pools.slots import Slots
-from setstream.states.accumulators import LogSums, Part, Shared
+from setstream.states.accumulators import Accumulator, LogSums, Shared
 from setstream.states.state import State
 
 
@@ -126,13 +124,13 @@ class UMBC(Pool):
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
-    def empty_parts(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Part]:
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         """Zero sums, at a shift below every logit."""
         pooled = self.key.in_features if self.folded else self.out_dim // self.heads
         slots = (batch, self.heads, self.num_slots)
         return {"pooled": LogSums.nothing((*slots, pooled), slots, device)}
 
-    def draw_parts(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Part]:
+    def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
         """The slots' noise in training; it travels with the state."""
         noise = self.slots.draw(batch, device, generator)
         return {} if noise is None else {"draw": Shared(noise=noise)}
@@ -153,7 +151,7 @@ class UMBC(Pool):
             context["queries"] = queries
             return context
 
-    def absorb_parts(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Part]:
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         """The weighted sums of one chunk."""
         with self._no_autocast():
             context, features = self._common(context, features)
@@ -165,7 +163,7 @@ class UMBC(Pool):
     def finalize(self, state: State) -> Tensor:
         """The slots' weighted means (or sums): (B, num_slots, out_dim)."""
         with self._no_autocast():
-            pooled = state.parts["pooled"]
+            pooled = state.accumulators["pooled"]
             assert isinstance(pooled, LogSums)
             if self.activation.normalise:
                 values, weight = pooled.mean(), pooled["normaliser"] > 0
@@ -185,7 +183,7 @@ class UMBC(Pool):
         with self._no_autocast():
             batch, size = features.shape[:2]
             count = torch.full((batch,), size, device=features.device)
-            state = State(self.draw_parts(batch, features.device, None), count)
+            state = State(self.draw_accumulators(batch, features.device, None), count)
             context, rows = self._common(self.prepare(state), features.unsqueeze(1))
             queries = context["queries"].expand(batch, -1, -1, -1)  # (B, 1, H K, in_dim)
             values = F.scaled_dot_product_attention(queries, rows, rows, scale=1.0)
@@ -213,7 +211,7 @@ class UMBC(Pool):
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
         """Weights (B, H, K, n) of a chunk's features (B, n, in_dim) against a finished state, zero where masked."""
         with self._no_autocast():
-            pooled = state.parts["pooled"]
+            pooled = state.accumulators["pooled"]
             context, features = self._common(self.prepare(state), features)
             batch = len(features)
             if not features.shape[1]:
@@ -238,7 +236,7 @@ class UMBC(Pool):
         """Q (B or 1, K, d), in float32 at least."""
         if state.context is not None and "slots" in state.context:
             return state.context["slots"]
-        draw = state.parts.get("draw")
+        draw = state.accumulators.get("draw")
         queries = self.query_norm(self.query(self.slots(None if draw is None else draw["noise"])))
         return queries.to(torch.promote_types(queries.dtype, torch.float32))
 

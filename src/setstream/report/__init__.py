@@ -1,7 +1,5 @@
 """Figures, and the HTML report of runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

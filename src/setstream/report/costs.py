@@ -1,7 +1,5 @@
 """What a step costs: bytes that autograd keeps for the way back, and milliseconds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """matplotlib, if it is there, drawing into files and not on a screen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from setstream.errors import ConfigurationError

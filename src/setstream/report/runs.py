@@ -1,7 +1,5 @@
 """Run folders as rows of a table."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterable

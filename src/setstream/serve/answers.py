@@ -1,7 +1,5 @@
 """What the service answers, and how a prediction becomes JSON."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any
 

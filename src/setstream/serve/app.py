@@ -1,7 +1,5 @@
 """The service as an ASGI application: `create_app(store)`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 

@@ -8,8 +8,6 @@ Nothing is believed: a header that promises more than the body holds, compressed
 objects and missing values are refused with what was expected.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math

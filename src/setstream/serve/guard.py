@@ -6,8 +6,6 @@
 Without a right token a request learns that it needs one, whatever it asked for. The front page and /health need none.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

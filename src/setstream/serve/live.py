@@ -3,8 +3,6 @@
 Bells that ring while a prediction is computed or sent are one ring: a slow watcher misses steps in between, never the last.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Logs as JSON, a line an event: {"time": ..., "level": ..., "event": "request", "request": id, ...}."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What a server may be asked for, and by whom."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from dataclasses import dataclass, fields

@@ -4,8 +4,6 @@
 path leads anywhere else. The door's Content-Security-Policy lets a page load from this server only.
 """
 
-from __future__ import annotations
-
 import mimetypes
 from pathlib import Path
 

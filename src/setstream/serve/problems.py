@@ -1,7 +1,5 @@
 """Errors as HTTP: which status each gets. The message is the error's own."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse

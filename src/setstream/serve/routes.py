@@ -1,7 +1,5 @@
 """The routes: what can be asked for over HTTP."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
@@ -151,7 +149,7 @@ async def list_sets(
     limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 100,
 ) -> Page:
     """The sets, in the order of their ids, page by page."""
-    found = await service.aside(service.store.counts, after, limit + 1)
+    found = await service.run_in_reader(service.store.counts, after, limit + 1)
     sets = [SetInfo(id=id, count=count) for id, count in found[:limit]]
     return Page(sets=sets, next=sets[-1].id if len(found) > limit else None)
 
@@ -159,7 +157,7 @@ async def list_sets(
 @router.get("/sets/{id}", responses=answers(404, 422, 503))
 async def describe(id: Id, service: Asked) -> SetDetails:
     """How many elements a set has seen, and how large its state is."""
-    count, size = await service.aside(service.store.describe, id)
+    count, size = await service.run_in_reader(service.store.describe, id)
     return SetDetails(id=id, count=count, bytes=size)
 
 
@@ -177,7 +175,7 @@ async def predict(id: Id, service: Asked) -> Prediction:
 )
 async def download_state(id: Id, service: Asked) -> Response:
     """The state of a set, for State.from_bytes, another server, or a shelf."""
-    return Response(await service.aside(service.store.get_bytes, id), media_type=STATE)
+    return Response(await service.run_in_reader(service.store.get_bytes, id), media_type=STATE)
 
 
 # -- the server itself ------------------------------------------------------------------------------------------------
@@ -189,7 +187,7 @@ async def model(request: Request, service: Asked) -> Model:
     encoder, classes = service.store.encoder, service.store.model.options.get("classes")
     return Model(
         name=request.app.state.model_name,
-        fingerprint=await service.aside(lambda: encoder.empty(1).fingerprint or ""),
+        fingerprint=await service.run_in_reader(lambda: encoder.empty(1).fingerprint or ""),
         element_width=encoder.width(),
         classes=classes if isinstance(classes, list) else None,
         parameters=sum(own.numel() for own in service.store.model.parameters()),

@@ -1,7 +1,5 @@
 """Run the service until it is asked to stop: SIGTERM or Ctrl-C lets requests finish, closes the store, and ends."""
 
-from __future__ import annotations
-
 import errno
 import sys
 from asyncio import Protocol

@@ -1,7 +1,5 @@
 """What the routes ask for: a store, the thread that writes to it, threads that read, and those who watch."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time
@@ -56,7 +54,7 @@ class Service:
         self._readers.shutdown()
         self.store.close()
 
-    async def aside(self, work: Callable[..., T], *values: Any) -> T:
+    async def run_in_reader(self, work: Callable[..., T], *values: Any) -> T:
         """Do something that takes time in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
 
@@ -69,7 +67,7 @@ class Service:
     async def append(self, id: str, kind: str, body: bytes) -> Changed:
         """Add the elements in a body to a set."""
         given = kind, body, self.options.max_elements
-        elements: Tensor = parse_elements(*given) if len(body) <= SMALL else await self.aside(parse_elements, *given)
+        elements: Tensor = parse_elements(*given) if len(body) <= SMALL else await self.run_in_reader(parse_elements, *given)
         try:
             done = await self.writer.submit(id, elements)
         except ShapeError as error:
@@ -85,7 +83,7 @@ class Service:
 
     async def upload(self, id: str, body: bytes, replace: bool) -> Changed:
         """Add a state that was made elsewhere, or put it in the place of a set's."""
-        return await self.writer.submit(id, await self.aside(self._state_in, body), replace)
+        return await self.writer.submit(id, await self.run_in_reader(self._state_in, body), replace)
 
     async def merge(self, id: str, other: str) -> Changed:
         """Add another set of the store."""
@@ -93,7 +91,7 @@ class Service:
 
     async def forget(self, id: str) -> bool:
         """Drop a set."""
-        was_there = await self.aside(self.store.forget, id)
+        was_there = await self.run_in_reader(self.store.forget, id)
         if was_there:
             self.writer.count_sets(-1)
             self.watchers.ring([id])
@@ -115,14 +113,14 @@ class Service:
 
     async def predict(self, id: str) -> tuple[int, Any]:
         """How many elements a set has, and what the model says about it."""
-        return await self.aside(self._predict, id)
+        return await self.run_in_reader(self._predict, id)
 
     def _predict(self, id: str) -> tuple[int, Any]:
         state = self.store.get(id)
         return int(state.count), as_json(self.store.finalize(state))
 
     def _state_in(self, body: bytes) -> State:
-        state = State.from_bytes(body).to(self.store.encoder.home() or "cpu")
+        state = State.from_bytes(body).to(self.store.encoder.device or "cpu")
         with torch.no_grad():
             self.store.check(state)
         return state
@@ -133,7 +131,7 @@ class Service:
             await asyncio.sleep(pause)
             began = time.monotonic()
             try:
-                await self.aside(self.writer.recount)
+                await self.run_in_reader(self.writer.recount)
             except SetstreamError as error:  # it cannot be reached now
                 logger.warning("recount", extra={"facts": {"problem": str(error)}})
             pause = max(RECOUNT, 20 * (time.monotonic() - began))  # to count a million sets may take a second

@@ -1,7 +1,5 @@
 """The WebSocket: the prediction of a set, now and whenever the set changes."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 

@@ -8,8 +8,6 @@ busier the server, the cheaper a request. Nothing is answered before its commit 
 after another, in the order in which they came.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 import threading
@@ -156,7 +154,7 @@ def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list
 
 @torch.no_grad()
 def _encode(store: StateStore, tensors: list[Tensor]) -> list[State] | SetstreamError:
-    home = store.encoder.home()
+    home = store.encoder.device
     try:
         return list(store.encoder.update(None, [tensor.to(home) if home else tensor for tensor in tensors]))
     except SetstreamError as error:

@@ -1,7 +1,5 @@
 """A part of a source: elements n·i/k .. n·(i+1)/k of it, as a source of its own. Nothing else of the file is read."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

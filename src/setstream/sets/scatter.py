@@ -7,8 +7,6 @@ The states are summed across ranks, shift-aware, so only states and gradients tr
 may hold nothing of a set. Launch with torchrun; gloo on CPU, nccl on GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -58,14 +58,14 @@ def align(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape + (1,) * (like.dim() - tensor.dim()))
 
 
-class Part:
+class Accumulator:
     """Named tensors, each (B, ...), and the law by which two parts merge."""
 
     kind: ClassVar[str]
-    _kinds: ClassVar[dict[str, type[Part]]] = {}
+    _kinds: ClassVar[dict[str, type[Accumulator]]] = {}
 
     def __init_subclass__(cls) -> None:
-        Part._kinds[cls.kind] = cls
+        Accumulator._kinds[cls.kind] = cls
 
     def __init__(self, **tensors: Tensor) -> None:
         self.tensors = tensors
@@ -74,9 +74,9 @@ class Part:
         return self.tensors[name]
 
     @staticmethod
-    def of_kind(kind: str) -> type[Part]:
+    def of_kind(kind: str) -> type[Accumulator]:
         """The class that calls itself `kind`; a KeyError if there is none."""
-        return Part._kinds[kind]
+        return Accumulator._kinds[kind]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The part with every tensor changed."""
@@ -86,7 +86,7 @@ class Part:
         """The part in another floating-point type."""
         return self.map(lambda tensor: tensor.to(dtype))
 
-    def cat(self, others: Sequence[Part]) -> Self:
+    def cat(self, others: Sequence[Accumulator]) -> Self:
         """The batches of several parts, one after the other. A part that has seen nothing may not know its width yet."""
         joined = {}
         for name, first in self.tensors.items():
@@ -123,7 +123,7 @@ class Part:
         return [(tensor, cotangent[name]) for name, tensor in self.tensors.items()]
 
 
-class Sums(Part):
+class Sums(Accumulator):
     """Plain sums over the elements: merge adds, removal subtracts."""
 
     kind = "sums"
@@ -148,7 +148,7 @@ class Sums(Part):
         return type(self)(**values)
 
 
-class LogSums(Part):
+class LogSums(Accumulator):
     """Sums of weighted features and of their weights, relative to a running maximum; plain sums have weight one and shift zero.
 
         numerator  v = Σ_j e^(l_j - m) φ_j      (B, ..., E)       l_j  log-weight of element j
@@ -196,7 +196,7 @@ class LogSums(Part):
         return cls(numerator=total, normaliser=count, shift=torch.zeros_like(count), error=error)
 
     @classmethod
-    def of_sums(cls, part: Part) -> Self:
+    def of_sums(cls, part: Accumulator) -> Self:
         """A total and a mass as 0.1 kept them, in plain sums."""
         total = part["total"]
         (mass,) = (tensor for name, tensor in part.tensors.items() if name != "total")
@@ -344,7 +344,7 @@ def rounding_error(numerator: Tensor, normaliser: Tensor, reach: Tensor) -> Tens
     return sizes(numerator, normaliser).mul_(share.unsqueeze(-1))
 
 
-class _Extremum(Part):
+class _Extremum(Accumulator):
     """A feature-wise maximum or minimum: it merges, but cannot lose or weigh elements."""
 
     kind = "extremum"
@@ -395,7 +395,7 @@ class Minimum(_Extremum):
     nothing = float("inf")
 
 
-class Chunks(Part):
+class Chunks(Accumulator):
     """In how many chunks each set came, where that matters. Forgetting leaves it, and nothing can be taken out."""
 
     kind = "chunks"
@@ -431,7 +431,7 @@ class Chunks(Part):
         return None
 
 
-class Shared(Part):
+class Shared(Accumulator):
     """What every chunk of one pass must have in common, such as the slots' random draw."""
 
     kind = "shared"

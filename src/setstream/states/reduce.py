@@ -6,15 +6,13 @@
 Every rank ends with the same state, so finalize, head and loss are the same everywhere and need no exchange.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.states.accumulators import LogSums, Maximum, Minimum, Part, Shared, accumulator_dtype
+from setstream.states.accumulators import Accumulator, LogSums, Maximum, Minimum, Shared, accumulator_dtype
 from setstream.states.state import State
 
 Group = dist.ProcessGroup
@@ -26,7 +24,7 @@ def _all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: Group
     return tensor
 
 
-def _reduce_part(part: Part, group: Group) -> Part:
+def _reduce_part(part: Accumulator, group: Group) -> Accumulator:
     if isinstance(part, Shared):
         return part
     if isinstance(part, Maximum | Minimum):
@@ -41,14 +39,14 @@ def _reduce_part(part: Part, group: Group) -> Part:
 
 def reduce_state(state: State, group: Group) -> State:
     """The sum of all ranks' states, on every rank."""
-    parts = {name: _reduce_part(part, group) for name, part in state.parts.items()}
+    parts = {name: _reduce_part(part, group) for name, part in state.accumulators.items()}
     return State(parts, _all_reduce(state.count, dist.ReduceOp.SUM, group), state.origin)
 
 
 def share_draw(state: State, group: Group) -> State:
     """The state with the random draw of the group's first rank, so that all parts of a set meet the same slots."""
     first = dist.get_global_rank(group, 0)
-    for part in state.parts.values():
+    for part in state.accumulators.values():
         if isinstance(part, Shared):
             for tensor in part.tensors.values():
                 dist.broadcast(tensor, src=first, group=group)

@@ -7,8 +7,6 @@ The checksum covers names, dtypes, shapes and bytes of all tensors and the rest 
 notices a short file, but not a flipped bit. It guards against damage, not against forgery.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
@@ -22,7 +20,7 @@ from torch import Tensor
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream.errors import StateFormatError
-from setstream.states.accumulators import Part
+from setstream.states.accumulators import Accumulator
 from setstream.states.fingerprint import Origin, tensor_bytes
 
 FORMAT = "setstream.state"
@@ -39,7 +37,7 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
     return hasher.hexdigest()
 
 
-def dump(parts: dict[str, Part], count: Tensor, fingerprint: str | None) -> bytes:
+def dump(parts: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
     """The bytes of a state: equal states give equal bytes."""
     tensors = {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.tensors.items()} | {
         "count": count
@@ -75,7 +73,7 @@ def _metadata(data: bytes) -> dict[str, Any]:
     return metadata
 
 
-def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
+def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
     """Parts, count and origin of the state in `data`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
@@ -93,12 +91,12 @@ def parse(data: bytes) -> tuple[dict[str, Part], Tensor, Origin | None]:
         raise StateFormatError("the state lacks its count, its parts or its fingerprint: it was edited")
     if count.dtype != torch.int64 or count.dim() != 1 or any(t.shape[:1] != count.shape for t in tensors.values()):
         raise StateFormatError("the state's tensors are not of one batch, with a count for each set: it was edited")
-    parts: dict[str, Part] = {}
+    parts: dict[str, Accumulator] = {}
     for name, kind in kinds.items():
         start = name + "."
         named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
         try:
-            parts[name] = Part.of_kind(kind)(**named)
+            parts[name] = Accumulator.of_kind(kind)(**named)
         except (KeyError, TypeError):
             raise StateFormatError(f"this state has a part of unknown kind {kind!r}: a newer setstream wrote it") from None
     return parts, count, None if fingerprint is None else Origin(None, fingerprint)
@@ -112,7 +110,7 @@ def write(data: bytes, path: Path) -> None:
         hidden.write_bytes(data)
 
 
-def read(path: Path) -> tuple[dict[str, Part], Tensor, Origin | None]:
+def read(path: Path) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
     """Read what `write` wrote; an error names the file."""
     try:
         return parse(path.read_bytes())

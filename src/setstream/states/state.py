@@ -21,7 +21,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
 from setstream.states import serialization
-from setstream.states.accumulators import REMOVAL_TOLERANCE, Chunks, LogSums, Part, Sums, accumulator_dtype
+from setstream.states.accumulators import REMOVAL_TOLERANCE, Accumulator, Chunks, LogSums, Sums, accumulator_dtype
 from setstream.states.fingerprint import Origin
 
 # Larger counts are no longer exact in JSON, and soon not in 64 bits.
@@ -50,11 +50,11 @@ class State:
     True
     """
 
-    __slots__ = ("context", "count", "origin", "parts")
+    __slots__ = ("accumulators", "context", "count", "origin")
     __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to us
 
-    def __init__(self, parts: dict[str, Part], count: Tensor, origin: Origin | None = None) -> None:
-        self.parts = parts
+    def __init__(self, parts: dict[str, Accumulator], count: Tensor, origin: Origin | None = None) -> None:
+        self.accumulators = parts
         #: Elements seen, per set: (B,) int64. Removal lowers it; forgetting does not.
         self.count = count
         self.origin = origin
@@ -65,7 +65,7 @@ class State:
 
     def __add__(self, other: State) -> State:
         origin = self._must_match(other, "merge")
-        parts = {name: part.merge(other.parts[name]) for name, part in self.parts.items()}
+        parts = {name: part.merge(other.accumulators[name]) for name, part in self.accumulators.items()}
         return State(parts, self.count + other.count, origin)
 
     def __radd__(self, other: object) -> State:
@@ -96,9 +96,9 @@ class State:
                 "only what was merged into a state can be taken out of it."
             )
         parts = {}
-        for name, mine in self.parts.items():
+        for name, mine in self.accumulators.items():
             try:
-                parts[name] = mine.remove(part.parts[name], count == 0, tolerance)
+                parts[name] = mine.remove(part.accumulators[name], count == 0, tolerance)
             except (RemovalError, PrecisionError) as error:
                 if member := name.rpartition("/")[0]:  # of a Parallel
                     error.args = (f"{member}: {error}",)
@@ -118,7 +118,7 @@ class State:
         if not bool(((factors > 0) & torch.isfinite(factors)).all()):
             raise ConfigurationError(f"a state is scaled by positive finite numbers (0.9 forgets a tenth), not by {factor}")
         per_set = factors.expand(len(self))
-        return State({name: part.scale(per_set) for name, part in self.parts.items()}, self.count, self.origin)
+        return State({name: part.scale(per_set) for name, part in self.accumulators.items()}, self.count, self.origin)
 
     __rmul__ = __mul__
 
@@ -143,7 +143,7 @@ class State:
         counts = self.count.split(1)
         columns = {
             name: (type(part), list(part.tensors), zip(*(tensor.split(1) for tensor in part.tensors.values()), strict=True))
-            for name, part in self.parts.items()
+            for name, part in self.accumulators.items()
         }
         for count in counts:
             parts = {name: kind(**dict(zip(keys, next(rows), strict=True))) for name, (kind, keys, rows) in columns.items()}
@@ -157,13 +157,13 @@ class State:
         first, *rest = states
         origins = [first._must_match(other, "cat", same_batch=False) for other in rest]
         origin = next((own for own in origins if own is not first.origin), first.origin)
-        parts = {name: part.cat([other.parts[name] for other in rest]) for name, part in first.parts.items()}
+        parts = {name: part.cat([other.accumulators[name] for other in rest]) for name, part in first.accumulators.items()}
         return State(parts, torch.cat([state.count for state in states]), origin)
 
     def select(self, prefix: str) -> State:
         """The parts of one member of a `Parallel` pool."""
         start = prefix + "/"
-        parts = {name.removeprefix(start): part for name, part in self.parts.items() if name.startswith(start)}
+        parts = {name.removeprefix(start): part for name, part in self.accumulators.items() if name.startswith(start)}
         return State(parts, self.count, self.origin)
 
     # -- where and how it is held -------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class State:
         if isinstance(target, torch.dtype):
             if not target.is_floating_point:
                 raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
-            return State({name: part.to_dtype(target) for name, part in self.parts.items()}, self.count, self.origin)
+            return State({name: part.to_dtype(target) for name, part in self.accumulators.items()}, self.count, self.origin)
         device = torch.device(target)
         narrow = self.to(accumulator_dtype(device)) if accumulator_dtype(device) != torch.float64 else self  # MPS
         return narrow._map(lambda tensor: tensor.to(device))
@@ -201,7 +201,7 @@ class State:
 
     def to_bytes(self) -> bytes:
         """The state as safetensors bytes, with format version, fingerprint and checksum in the header."""
-        return serialization.dump(self.parts, self.count, self.fingerprint)
+        return serialization.dump(self.accumulators, self.count, self.fingerprint)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -227,11 +227,11 @@ class State:
     # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> State:
-        return State({name: part.map(change) for name, part in self.parts.items()}, change(self.count), self.origin)
+        return State({name: part.map(change) for name, part in self.accumulators.items()}, change(self.count), self.origin)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of all parts by name, `part.tensor`; views, and without the count."""
-        return {f"{name}.{key}": t for name, part in self.parts.items() for key, t in part.tensors.items()}
+        return {f"{name}.{key}": t for name, part in self.accumulators.items() for key, t in part.tensors.items()}
 
     def _must_match(self, other: State, action: str, same_batch: bool = True) -> Origin | None:
         """Raise unless the two can become one; gives the origin of what they become."""
@@ -239,8 +239,8 @@ class State:
             raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
         mine, theirs = self.kinds(), other.kinds()
         if mine != theirs:  # one may be of 0.1
-            self.read_as(other.parts)
-            other.read_as(self.parts)
+            self.read_as(other.accumulators)
+            other.read_as(self.accumulators)
             mine, theirs = self.kinds(), other.kinds()
         if mine != theirs:
             hint = " One was made in training mode, with drawn slots, the other in eval mode?"
@@ -259,9 +259,9 @@ class State:
             raise MismatchError(f"cannot {action} states on {self.device} and {other.device}: move one with state.to(device)")
         if self.origin is other.origin and self.origin is not None:
             return self.origin
-        for name, part in self.parts.items():
-            for key in part.tensors.keys() | other.parts[name].tensors.keys():
-                a, b = part.tensors.get(key), other.parts[name].tensors.get(key)
+        for name, part in self.accumulators.items():
+            for key in part.tensors.keys() | other.accumulators[name].tensors.keys():
+                a, b = part.tensors.get(key), other.accumulators[name].tensors.get(key)
                 if a is None or b is None:
                     raise MismatchError(f"cannot {action} these states: only one of them has {name}.{key}")
                 if a.is_floating_point() != b.is_floating_point() or not (fits(self, a, b) or fits(other, b, a)):
@@ -274,29 +274,34 @@ class State:
         """The state, if elements can have given its numbers; else StateFormatError. For what comes from outside."""
         if bool(((self.count < 0) | (self.count > MOST_ELEMENTS)).any()):
             raise StateFormatError(f"{place}a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
-        for name, part in self.parts.items():
+        for name, part in self.accumulators.items():
             if fault := part.fault(self.count > 0):
                 raise StateFormatError(f"{place}no elements give this state, it was edited or is damaged: {name}: {fault}")
         return self
 
     def kinds(self) -> dict[str, str]:
         """The kind of each part."""
-        return {name: part.kind for name, part in self.parts.items()}
+        return {name: part.kind for name, part in self.accumulators.items()}
 
-    def read_as(self, like: Mapping[str, Part]) -> None:
+    def read_as(self, like: Mapping[str, Accumulator]) -> None:
         """Take plain sums, as 0.1 kept them for some pools, for the weighted sums that these pools keep now."""
         for name, part in like.items():
-            sums = self.parts.get(name.removesuffix("chunks") + "pooled")
-            if isinstance(part, Chunks) and name not in self.parts and isinstance(sums, Sums) and "chunks" in sums.tensors:
-                self.parts = self.parts | {name: Chunks(seen=sums["chunks"].ceil().long())}
-        for name, part in self.parts.items():
+            sums = self.accumulators.get(name.removesuffix("chunks") + "pooled")
+            if (
+                isinstance(part, Chunks)
+                and name not in self.accumulators
+                and isinstance(sums, Sums)
+                and "chunks" in sums.tensors
+            ):
+                self.accumulators = self.accumulators | {name: Chunks(seen=sums["chunks"].ceil().long())}
+        for name, part in self.accumulators.items():
             if (
                 isinstance(part, Sums)
                 and isinstance(like.get(name), LogSums)
                 and "total" in part.tensors
                 and len(part.tensors) == 2
             ):
-                self.parts = self.parts | {name: LogSums.of_sums(part)}
+                self.accumulators = self.accumulators | {name: LogSums.of_sums(part)}
 
 
 def fits(state: State, tensor: Tensor, known: Tensor) -> bool:

@@ -10,8 +10,6 @@ Two databases speak this: SQLite in one file, PostgreSQL by URL. They differ in 
 statements are the same, with %s where a value goes.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from abc import ABC, abstractmethod

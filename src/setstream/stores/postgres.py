@@ -8,8 +8,6 @@ different ids do not wait for each other. How sure a commit is, is PostgreSQL's 
 unless you say otherwise.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import threading

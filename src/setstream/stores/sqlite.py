@@ -5,8 +5,6 @@ whole file, so a transaction locks every id; another process that wants to write
 own and wait for nobody.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Collection, Iterator

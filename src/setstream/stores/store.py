@@ -335,7 +335,7 @@ class StateStore:
         self._largest = max(self._largest, largest)
 
     def _parse(self, data: bytes) -> State:
-        state = State.from_bytes(data).to(self.encoder.home() or torch.device("cpu"))
+        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
         self.encoder.check_state(state)
         return state
 

@@ -1,7 +1,5 @@
 """Trained models by name: of a run's folder, saved, shipped, or your own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

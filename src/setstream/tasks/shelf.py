@@ -4,8 +4,6 @@ Each is a folder `weights/NAME` beside its task, as `save_pretrained` writes it:
 model scored under `about` in its config.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ exact      |g_exact - g| <= 2 |g_full - g|            g: the full gradient in fl
 unbiased   z = |mean_d ĝ_d - g| / (std_d ĝ_d / √D)    over D draws, below what chance allows for the largest of all entries
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Each check compares with a float64 twin of the model, on an eval-mode copy.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -4,8 +4,6 @@ Tensors of some megabytes are made and freed at every step. The C library's defa
 each step then pays for having it mapped and zeroed again, page by page: measured on the clustering step, a fifth of its time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

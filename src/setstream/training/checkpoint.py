@@ -10,8 +10,6 @@ process was killed. The one before is kept, for disks and copies that damage fil
 Checkpoints of 0.1 have no checksums; they are whole if they can be read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """How a run is done: every option with its default, from flags, TOML, YAML or JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import tomllib

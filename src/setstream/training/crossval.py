@@ -4,8 +4,6 @@ out/repeat-0/fold-0/ ...          run folders; finished ones are skipped, so it 
     crossval.json                 mean, spread over the repeats and 95 % interval of every metric, when all are done
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Progress of a run: a Rich bar on a terminal, a line now and then elsewhere, nothing on other ranks."""
 
-from __future__ import annotations
-
 import sys
 import time
 from types import TracebackType

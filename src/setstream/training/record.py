@@ -1,7 +1,5 @@
 """What a run leaves behind: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

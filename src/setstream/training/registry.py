@@ -1,7 +1,5 @@
 """Tasks by name, and from the options of a run, or its folder, to its task and its trained model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path

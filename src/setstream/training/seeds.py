@@ -4,8 +4,6 @@ No state of a generator has to be saved, and a run that goes on at step n, on an
 it would have met without stopping.
 """
 
-from __future__ import annotations
-
 import torch
 
 from setstream.gradients.exact import generators

@@ -1,7 +1,5 @@
 """Ctrl-C that saves: a request to stop is noted, and met after the step."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

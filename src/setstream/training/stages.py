@@ -6,8 +6,6 @@
 What is frozen gets no gradient and behaves as at test time: no dropout, slots at their means.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from safetensors.torch import load_file

@@ -12,8 +12,6 @@ A step's random numbers depend on seed and step alone, so a run that was killed 
 bit, as one that was not.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import threading

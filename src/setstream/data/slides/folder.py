@@ -3,8 +3,6 @@
 A slide whose file of patches exists is not cut again: a job that was stopped, in whatever way, goes on by the same command.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed

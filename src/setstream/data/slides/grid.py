@@ -5,8 +5,6 @@ step     e - o m_0 / m                      o: overlap, in pixels at m; none unl
 kept     share of tissue >= min_tissue      row by row, so that neighbours in the set are neighbours on the slide
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -8,8 +8,6 @@
 A file is whole or not there: it is written under a hidden name and moved when it is complete.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

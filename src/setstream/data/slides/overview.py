@@ -3,8 +3,6 @@
 The thumbnail is made so that a patch is a whole number of its pixels wide: grids have no seams.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

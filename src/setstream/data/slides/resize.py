@@ -6,8 +6,6 @@ One axis after the other, by differences of the integral, which is linear betwee
 filters of imaging libraries are so for whole ratios only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -5,8 +5,6 @@ source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
 z = ss.encode(encoder, source, chunk_size=256)          elements (3, 256, 256), floats in [0, 1]
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@
 Otsu, "A threshold selection method from gray-level histograms", 1979.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

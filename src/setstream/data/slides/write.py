@@ -4,8 +4,6 @@ For tests, tutorials, and pictures that come from elsewhere. The levels are top-
 tiled TIFF has them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

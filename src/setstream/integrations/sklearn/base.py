@@ -1,7 +1,5 @@
 """What all three estimators share: their options, and how a network is built and fitted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 from numbers import Real

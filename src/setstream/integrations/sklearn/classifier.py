@@ -3,8 +3,6 @@
 loss = mean over the streams of CE(logits, y)          p = mean over the streams of softmax(logits)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Self
 

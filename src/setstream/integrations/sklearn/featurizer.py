@@ -5,8 +5,6 @@ without     two random halves of one set must find each other among the halves o
             loss_i = -log( e^(a_i·b_i / τ) / Σ_j e^(a_i·b_j / τ) ),  and the same from b_i to the a_j;   a, b of length one
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np

@@ -42,7 +42,7 @@ class SetsEncode:
         """What the pool gives for the sets."""
         small = sum(map(len, sets)) <= self.chunk_size * len(sets)
         gradient = self.gradient if self.gradient != "auto" else "full" if small else "exact"
-        home = model.encoder.home()
+        home = model.encoder.device
         given: Any = sets
         if small:
             given = [one.tensor().to(home, torch.float32) for one in sets]
@@ -129,7 +129,7 @@ class Training:
         with evaluating(self.model):
             for start, own in batches(sets, self.encode.chunk_size):
                 target = targets[start : start + len(own)]
-                total += float(self.loss(self.model, self.encode, own, target.to(self.model.encoder.home())).sum())
+                total += float(self.loss(self.model, self.encode, own, target.to(self.model.encoder.device)).sum())
         return total / len(sets)
 
 

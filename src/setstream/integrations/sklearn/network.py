@@ -12,8 +12,6 @@ elements, in chunks, in a stream, behind a server or in ONNX. The elements' bran
 set is of a class if one of its elements says so. It has an output for each class, so that none of them is the "negative" one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

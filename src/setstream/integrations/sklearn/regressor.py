@@ -3,8 +3,6 @@
 loss = mean over the streams of ((y - mean) / scale - output)²          ŷ = mean over the streams of output · scale + mean
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np

@@ -8,8 +8,6 @@
 Nothing is copied that torch can read as it lies: arrays that are mapped from a file stay there.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, ValuesView
 from contextlib import contextmanager

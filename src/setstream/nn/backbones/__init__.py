@@ -6,8 +6,6 @@
 (torch.Size([2, 256]), 256)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ centre and spread are 0 and 1 unless `standardise` takes them from some features
 A backbone stands at the beginning of phi, so it must look at one image at a time: no batch norm that learns. Ours have none.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

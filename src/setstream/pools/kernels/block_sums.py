@@ -8,8 +8,6 @@
 Scores lie as (query, element), so that maximum and sum run along memory.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

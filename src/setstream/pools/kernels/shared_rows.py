@@ -9,8 +9,6 @@
 Half the time of autograd's own way for rows that fit the cache; what is kept between the two directions is a and no more.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ A block of elements is a chunk like any other: blocks merge by the law of `LogSu
 everything between them happens in cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from itertools import repeat
 

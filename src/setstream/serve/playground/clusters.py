@@ -3,8 +3,6 @@
 Three of them give one answer whatever the order and the pieces; the Set Transformer, which is averaged over chunks, does not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What a visitor of the playground may say. Anything else is refused, with what was expected."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -3,8 +3,6 @@
 A pixel that is painted over, or rubbed out, leaves the state by subtraction.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

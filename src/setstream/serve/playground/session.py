@@ -7,8 +7,6 @@
 another: who waits for each answer has the stream at the speed of the models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The classical yardstick: expectation maximisation on every set by itself, best of several starts."""
 
-from __future__ import annotations
-
 import warnings
 
 from torch import Tensor

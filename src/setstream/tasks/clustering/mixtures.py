@@ -7,8 +7,6 @@
 appendix writes, and set sizes between half and all of the given number.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

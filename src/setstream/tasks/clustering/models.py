@@ -9,8 +9,6 @@ is a sum over the set, and trained on 512 points says nothing sensible about 1,0
 docs/results/clustering.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

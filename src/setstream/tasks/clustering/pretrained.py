@@ -1,7 +1,5 @@
 """Trained clustering models that come with the package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from setstream.models.model import SetModel

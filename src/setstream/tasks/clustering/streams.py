@@ -1,7 +1,5 @@
 """The four ways in which the paper streams a set, and what a model says along the way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

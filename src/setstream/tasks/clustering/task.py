@@ -6,8 +6,6 @@ No labels: the likelihood of the set's own points is the loss. Beside every NLL 
 the gap between them is the score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import ClassVar
 

@@ -15,8 +15,6 @@ One vector for an image, as in the paper, holds no more detail whatever its size
 it is UMBC all the same: pixels come in any chunks and may leave again.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -6,8 +6,6 @@
 Places may be any: those of the image, of a finer grid, or a few of them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

@@ -11,8 +11,6 @@ or the one of He ("he"), which keeps their size, in phi and the decoder: nearly 
 and slots that all see the mean of the set learn slowly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trained completion models that come with the package: of CIFAR-10's 32x32 images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from setstream.models.model import SetModel

@@ -6,8 +6,6 @@
 The image is the label, and the context is a part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Fetch and tokenise corpora, and print what they are: python -m setstream.tasks.documents reuters rfcs pubmed."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 

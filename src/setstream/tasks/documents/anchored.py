@@ -8,8 +8,6 @@ So each slot is a mean of like words, near the word vectors that the pretrained 
 any length becomes K words. Anchors, projections and word vectors are weights, and learn.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

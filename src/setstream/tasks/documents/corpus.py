@@ -5,8 +5,6 @@
 A document that keeps no label is left out, and counted. A split depends on the document alone, never on a random number.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zlib

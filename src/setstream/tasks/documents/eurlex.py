@@ -6,8 +6,6 @@
 short window sees first is what says least.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ A model is fed word vectors, not ids (`inputs_embeds`): the table of words is ph
 a BERT of 6 layers, 384 wide, that a package carries; anything else is a local folder, as `save_pretrained` writes it.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from pathlib import Path

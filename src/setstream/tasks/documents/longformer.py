@@ -6,8 +6,6 @@ That is how Longformers are commonly begun (Beltagy et al. 2020). Within half a 
 every other. Positions repeat without end, so no document is cut off.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

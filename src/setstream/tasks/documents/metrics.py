@@ -6,8 +6,6 @@
 Intervals are those of documents drawn anew: a draw is how often each document came, w (D,), and TP of a label is w · tp.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ full gradients. `init` is how the hidden layers of phi and of three-layer decode
 nn/mlp.py).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """PubMed: abstracts with MeSH headings, from a file of the yearly baseline that a package carries for its tests."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterator
 from pathlib import Path

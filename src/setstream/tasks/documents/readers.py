@@ -7,8 +7,6 @@
 The last two need the whole document in its order: they stand in `ChunkMean`, and a document must be their one chunk.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Documents of at least `fewest_words` words that carry a label, split by date: the first 70% of them train, the last 20% test.
 """
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from typing import Any

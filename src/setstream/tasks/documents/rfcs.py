@@ -3,8 +3,6 @@
 The texts are those of Debian's doc-rfc packages, or of a folder of yours that holds rfcN.txt (or .txt.gz) and rfcN.json.
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 from collections.abc import Iterator

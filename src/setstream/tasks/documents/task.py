@@ -4,8 +4,6 @@ loss = mean over documents of  - Σ_l ( y_l log σ(z_l) + (1 - y_l) log(1 - σ(z
 ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, and beside it the τ with the best micro F1 on the validation documents
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar
@@ -163,7 +161,7 @@ class Documents(Task):
     @torch.no_grad()
     def logits(self, model: SetModel, documents: list[Tensor]) -> Tensor:
         """(B, L) of token ids: in chunks where the model does not care, or else whole."""
-        documents = [document.to(model.encoder.home()) for document in documents]
+        documents = [document.to(model.encoder.device) for document in documents]
         if not model.encoder.pool.consistent:
             found: Tensor = model(documents)
             return found

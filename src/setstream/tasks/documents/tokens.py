@@ -7,8 +7,6 @@
 The digest is that of the corpus and of the tokenizer. No special tokens: models bring their own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -60,7 +60,7 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
     """
     encoder = model.encoder
     pool = encoder.pool
-    device = encoder.home() or torch.device("cpu")
+    device = encoder.device or torch.device("cpu")
     with evaluating(model):
         if pool.consistent:
             state = encoder.empty(1)

@@ -1,7 +1,5 @@
 """Metrics of bag classifiers, from probabilities and labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

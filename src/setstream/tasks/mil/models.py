@@ -9,8 +9,6 @@ maximum, is O(1) in memory like the other. It is left out unless two_stream asks
 (ab-mil, ds-mil) stand in `ChunkMean`: give them whole bags.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast

@@ -173,7 +173,7 @@ class Needles(Mil):
         """Of each bag to be positive. Bags share their images: each of those goes through a backbone once."""
         phi = model.encoder.phi
         if isinstance(bags, NeedleBags) and isinstance(phi, nn.Sequential) and isinstance(phi[0], Backbone):
-            bags = bags.of(_features(phi[0], bags.elements.to(model.encoder.home())).cpu())
+            bags = bags.of(_features(phi[0], bags.elements.to(model.encoder.device)).cpu())
             model = SetModel(SetEncoder(phi[1:], model.encoder.pool), model.head).eval()
         return super().probabilities(model, bags)
 
@@ -227,7 +227,7 @@ class OtherClasses(Task):
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """Accuracy on validation images; at the end, on test images."""
-        own, home = self.parts["val" if quick else "test"], model.encoder.home()
+        own, home = self.parts["val" if quick else "test"], model.encoder.device
         with torch.no_grad():
             logits = torch.cat([model(part.unsqueeze(1).to(home)).cpu() for part in own.pixels.split(1000)])
         accuracy = float((logits.argmax(1) == own.classes).double().mean())

@@ -5,8 +5,6 @@
 Memory is that of a few chunks, whatever the slide. A slide is whole or not there; one that is there is not read again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

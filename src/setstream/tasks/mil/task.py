@@ -5,8 +5,6 @@ loss = mean over the streams of w_y BCE(logit, y)          p = mean over the str
 w_y is one, or n / (2 n_y) where classes are balanced. τ is 0.5, or the best threshold on the validation bags.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,7 +100,7 @@ class Mil(Task):
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """Cross-entropy of every stream, averaged."""
         label = batch["label"].unsqueeze(1)
-        sets = as_sets(batch["bags"], model.encoder.home(), vectors=encode.gradient != "subset")
+        sets = as_sets(batch["bags"], model.encoder.device, vectors=encode.gradient != "subset")
         logits = model.head(encode(model.encoder, sets))
         weight = torch.where(label > 0, self.weights[1], self.weights[0]).expand_as(logits)
         return F.binary_cross_entropy_with_logits(logits, label.expand_as(logits), weight)
@@ -113,7 +111,7 @@ class Mil(Task):
         gradient = "none" if model.encoder.pool.consistent else "full"
         found = []
         for bag in bags:
-            sets = as_sets([bag], model.encoder.home())
+            sets = as_sets([bag], model.encoder.device)
             z = encode_sets(model.encoder, sets, chunk_size=self.test_chunk, gradient=gradient)
             found.append(model.head(z).sigmoid().mean(1).cpu())
         return torch.cat(found)
