@@ -95,8 +95,8 @@ class Rows(ABC):
 class Forks(Protocol):
     """What must stand still while a process forks."""
 
-    def before_fork(self) -> None: ...  # noqa: D102
-    def after_fork(self) -> None: ...  # noqa: D102
+    def before_fork(self) -> None: ...
+    def after_fork(self) -> None: ...
 
 
 # A connection must not be carried through a fork: a child with its parent's SQLite locks takes none, and two processes
