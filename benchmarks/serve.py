@@ -78,26 +78,14 @@ async def load(port_file: Path, number: int, sets: int, connections: int, elemen
 
 
 def start(states: str, model: str, port_file: Path) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "setstream.cli",
-        "serve",
-        model,
-        "--states",
-        states,
-        "--port",
-        "0",
-        "--log-level",
-        "warning",
-    ]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert server.stderr is not None
-    for line in server.stderr:
-        if "running on" in line:
-            port_file.write_text(json.loads(line)["event"].split("127.0.0.1:")[1].split(" ")[0])
-            return server
-    raise SystemExit("the server did not start")
+    """Start a server; its first line of output says where it is."""
+    command = [sys.executable, "-m", "setstream.cli", "serve", model, "--states", states, "--port", "0", "--log-level", "warning"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    line = server.stdout.readline() if server.stdout else ""
+    if "127.0.0.1:" not in line:
+        raise SystemExit("the server did not start")
+    port_file.write_text(line.split("127.0.0.1:")[1].split()[0])
+    return server
 
 
 def counts_of(port: int) -> dict[str, int]:

@@ -90,7 +90,7 @@ def test_a_store_in_postgres_does_what_one_in_sqlite_does(place, tmp_path):
             steps = [store.update("a", x), store.update("b", y), store.update("Ä", x[:1]), store.merge("a", "b")]
             steps += [store.remove("a", x), store.ids(), store.counts("a", 1), store.count("z"), len(store), "b" in store]
             store.decay("b", 0.5)
-            steps += [store.forget("b"), store.forget("b"), store.describe("a"), store.get_bytes("a")]
+            steps += [store.delete("b"), store.delete("b"), store.describe("a"), store.get_bytes("a")]
             with pytest.raises(UnknownSetError, match="no set 'z'"):
                 store.predict("z")
             with pytest.raises(UnknownSetError, match="no set 'z'"):

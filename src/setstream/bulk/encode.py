@@ -95,7 +95,7 @@ def encode_sets(
     rows = write_rows(model, whole, out, what, skips, chunks)
     if states is not None:
         whole = _with_earlier(journal, encoder, update)
-        _write_store(model, ((name, state) for name, state in whole if name not in skips.known), Path(states))
+        _write_store(model, ((name, state) for name, state in whole if name not in skips.known), Path(states), skips)
     journal.close()
     for file in (place, *place.parent.glob(f"{place.name}-*")):
         file.unlink(missing_ok=True)
@@ -171,6 +171,6 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
                 yield name, earlier.get(name)
 
 
-def _write_store(model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], path: Path) -> None:
+def _write_store(model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], path: Path, skips: Skips) -> None:
     with whole_or_nothing(path) as hidden, StateStore(hidden, model) as store:
-        store.fill(states)
+        store.fill(states, skips)

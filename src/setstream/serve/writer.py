@@ -132,34 +132,30 @@ class Writer:
 
 def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:
     """Elements as states, those of one shape and type in one update; an error in the place of what cannot be encoded."""
-    found: list[State | str | SetstreamError] = [
-        part if not isinstance(part, Tensor) else store.encoder.empty(1) for part in parts
-    ]
-    groups: dict[tuple[object, ...], list[int]] = {}
+    encoded: dict[int, State | SetstreamError] = {}
+    groups: dict[tuple[object, ...], dict[int, Tensor]] = {}
     for place, part in enumerate(parts):
-        if isinstance(part, Tensor) and len(part):  # no elements: the empty state
-            groups.setdefault((part.dtype, part.shape[1:]), []).append(place)
-    for places in groups.values():
-        tensors = [part for part in (parts[place] for place in places) if isinstance(part, Tensor)]
-        states = _encode(store, tensors)
-        if isinstance(states, SetstreamError):
-            alone = [_encode(store, [tensor]) for tensor in tensors]
-            for place, own in zip(places, alone, strict=True):
-                found[place] = own if isinstance(own, SetstreamError) else own[0]
-        else:
-            for place, state in zip(places, states, strict=True):
-                found[place] = state
-    return found
+        if isinstance(part, Tensor) and len(part):
+            groups.setdefault((part.dtype, part.shape[1:]), {})[place] = part
+        elif isinstance(part, Tensor):
+            encoded[place] = store.encoder.empty(1)
+    for group in groups.values():
+        states = _encode(store, list(group.values()))
+        if isinstance(states[0], SetstreamError):  # at least one of them is bad
+            states = [_encode(store, [tensor])[0] for tensor in group.values()]
+        encoded |= zip(group, states, strict=True)
+    return [part if not isinstance(part, Tensor) else encoded[place] for place, part in enumerate(parts)]
 
 
 @torch.no_grad()
-def _encode(store: StateStore, tensors: list[Tensor]) -> list[State] | SetstreamError:
-    home = store.encoder.device
+def _encode(store: StateStore, tensors: list[Tensor]) -> Sequence[State | SetstreamError]:
+    """A state for each tensor, or one error."""
+    device = store.encoder.device
     try:
-        return list(store.encoder.update(None, [tensor.to(home) if home else tensor for tensor in tensors]))
+        return list(store.encoder.update(None, [tensor.to(device) if device else tensor for tensor in tensors]))
     except SetstreamError as error:
-        return error
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # phi's own: elements that it cannot read
+        return [error]
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # of phi, for elements that it cannot read
         shape, kind = tuple(tensors[0].shape[1:]), str(tensors[0].dtype).removeprefix("torch.")
         reason = str(error).partition("\n")[0]
-        return ShapeError(f"the model cannot read elements of shape {shape} and type {kind}: {reason}")
+        return [ShapeError(f"the model cannot read elements of shape {shape} and type {kind}: {reason}")]

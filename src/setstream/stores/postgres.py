@@ -2,10 +2,9 @@
 
     BEGIN;  pg_advisory_xact_lock(key of each id, in rising order);  SELECT ...;  INSERT ... ON CONFLICT ...;  COMMIT
 
-Advisory locks guard ids, whether their rows are there yet or not (a row lock cannot hold a row that is not there). All
-take them in one order, so nobody waits in a circle; they end with the transaction, also when a server dies. Writers of
-different ids do not wait for each other. How sure a commit is, is PostgreSQL's own setting: `synchronous_commit`, on
-unless you say otherwise.
+Advisory locks guard ids, whether their rows exist yet or not (a row lock needs a row). All writers take them in one order,
+which excludes deadlocks; they end with the transaction, also when a server dies. Writers of different ids do not wait for
+each other. How durable a commit is depends on PostgreSQL's `synchronous_commit`, which is on by default.
 """
 
 import hashlib
@@ -15,8 +14,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from setstream.errors import ConfigurationError, StoreError
-from setstream.stores.backend import Row, Rows, Work
+from setstream._utils.optional import need
+from setstream.errors import StoreError
+from setstream.stores.backend import Rows, Transaction
 
 # Connections of one process: some threads that read, one or two that write.
 CONNECTIONS = 8
@@ -28,9 +28,8 @@ def key_of(id: str) -> int:
 
 
 class PostgresRows(Rows):
-    """Two tables of one database. wait: seconds to wait for a lock or a connection before giving up."""
+    """Rows in two tables of one database; `wait`: seconds to wait for a lock or a connection before giving up."""
 
-    shared = True
     states, meta = "setstream_states", "setstream_meta"
     # In the order of bytes, as SQLite has it, whatever the database's language.
     schema = (
@@ -39,16 +38,11 @@ class PostgresRows(Rows):
     )
 
     def __init__(self, url: str, wait: float) -> None:
-        super().__init__(re.sub(r"//[^@/]*@", "//", url).split("?")[0])  # without the password
-        try:
-            import psycopg
-            import psycopg_pool
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"PostgreSQL needs {error.name}: pip install 'setstream[postgres]'") from error
-        self.url, self.wait = url, wait
-        self._psycopg, self._pools = psycopg, psycopg_pool
         self._lock = threading.RLock()
+        self.url, self.wait = url, wait
+        self._psycopg, self._pools = (need(name, "postgres", "PostgreSQL") for name in ("psycopg", "psycopg_pool"))
         self._pool: Any = None
+        super().__init__(re.sub(r"//[^@/]*@", "//", url).split("?")[0], self._lock)  # without the password
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
@@ -71,38 +65,22 @@ class PostgresRows(Rows):
         except self._psycopg.errors.LockNotAvailable as error:
             raise StoreError(f"{self.place}: another server held these sets for more than {self.wait:.0f} s") from error
         except (self._psycopg.Error, self._pools.PoolTimeout) as error:
-            raise StoreError(f"{self.place}: the database cannot do it: {str(error).strip()}") from error
+            raise StoreError(f"{self.place}: the database failed: {str(error).strip()}") from error
 
     def query(self, statement: str, *values: Any) -> list[Any]:
-        """The rows that a statement finds, as they are committed."""
         with self._connection() as connection:
-            found: list[Any] = connection.execute(statement, values).fetchall()
-            return found
+            rows: list[Any] = connection.execute(statement, values).fetchall()
+            return rows
 
     @contextmanager
-    def transaction(self, ids: Collection[str]) -> Iterator[Work]:
-        """All or nothing, and no other writer of these ids meanwhile, here or on another server."""
+    def transaction(self, ids: Collection[str]) -> Iterator[Transaction]:
         with self._connection() as connection, connection.cursor(binary=True) as cursor:
             keys = sorted({key_of(id) for id in ids} or {key_of("")})
             connection.execute("SELECT pg_advisory_xact_lock(key) FROM unnest(%s::bigint[]) AS key", [keys])
-
-            def execute_many(statement: str, rows: list[Row]) -> None:
-                cursor.executemany(statement, rows)
-
-            yield Work(self.states, cursor.execute, execute_many)  # type: ignore[arg-type]
+            yield Transaction(self.states, cursor.execute, cursor.executemany)
 
     def close(self) -> None:
-        """Close all connections."""
         with self._lock:
             if self._pool is not None:
                 self._pool.close()
             self._pool = None
-
-    def before_fork(self) -> None:
-        """Close all connections; a thread that is at work with one closes it when it is done."""
-        self._lock.acquire()
-        self.close()
-
-    def after_fork(self) -> None:
-        """Open again when needed."""
-        self._lock.release()

@@ -1,8 +1,8 @@
 """Rows in one SQLite file.
 
-WAL mode: readers and a writer at a time, and a commit that has returned survives a crash. There is one writer for the
-whole file, so a transaction locks every id; another process that wants to write waits. Readers have a connection of their
-own and wait for nobody.
+WAL mode: readers and one writer at a time, and a commit that has returned survives a crash. There is one writer for the
+whole file, so a transaction locks every id; another process that wants to write waits. Reads use a separate connection and
+do not wait for writers.
 """
 
 import sqlite3
@@ -13,32 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from setstream.errors import StoreError
-from setstream.stores.backend import Rows, Work
+from setstream.stores.backend import Rows, Transaction
 
-# What comes of a damaged file: its texts, error messages among them, need not be text.
+# What SQLite raises for a damaged file, whose texts and error messages need not be valid UTF-8.
 BROKEN = (sqlite3.Error, UnicodeError)
 
 
 class SqliteRows(Rows):
-    """One file. wait: seconds to wait for another process's transaction before giving up."""
+    """Rows in one file; `wait`: seconds to wait for another process's transaction before giving up."""
 
     schema = (Rows.schema[0], Rows.schema[1] + " WITHOUT ROWID")
 
     def __init__(self, path: Path, wait: float) -> None:
-        super().__init__(str(path))
-        self.path, self.wait = path, wait
         self._writing, self._reading = threading.RLock(), threading.RLock()
+        self.path, self.wait = path, wait
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        super().__init__(str(path), self._writing, self._reading)
         if path.is_dir():
-            raise StoreError(f"{path}: is a folder, and a store is a file in one: give {path / 'states.db'}, for example")
+            raise StoreError(f"{path}: is a folder, and a store is a file: give {path / 'states.db'}, for example")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"{path}: there is no folder for it, and none can be made: {error}") from error
+            raise StoreError(f"{path}: its folder does not exist and cannot be made: {error}") from error
 
     def query(self, statement: str, *values: Any) -> list[Any]:
-        """The rows that a statement finds, as they are committed."""
         with self._reading:
             if self._reader is None:
                 self._reader = self._connect()
@@ -48,8 +47,7 @@ class SqliteRows(Rows):
                 raise self._wrong(error, "read") from error
 
     @contextmanager
-    def transaction(self, ids: Collection[str]) -> Iterator[Work]:
-        """All or nothing, and no other writer meanwhile."""
+    def transaction(self, ids: Collection[str]) -> Iterator[Transaction]:
         with self._writing:
             if self._writer is None:
                 self._writer = self._connect()
@@ -59,7 +57,7 @@ class SqliteRows(Rows):
             except BROKEN as error:
                 raise self._wrong(error, "written") from error
             try:
-                yield Work(
+                yield Transaction(
                     self.states,
                     lambda statement, values: database.execute(statement.replace("%s", "?"), values),
                     lambda statement, rows: database.executemany(statement.replace("%s", "?"), rows),
@@ -74,23 +72,11 @@ class SqliteRows(Rows):
                 raise
 
     def close(self) -> None:
-        """Close the file."""
         with self._writing, self._reading:
             for connection in (self._writer, self._reader):
                 if connection is not None:
                     connection.close()
             self._writer = self._reader = None
-
-    def before_fork(self) -> None:
-        """Wait until no thread is at work, and close."""
-        self._writing.acquire()
-        self._reading.acquire()
-        self.close()
-
-    def after_fork(self) -> None:
-        """Let threads work again."""
-        self._reading.release()
-        self._writing.release()
 
     def _connect(self) -> sqlite3.Connection:
         database: sqlite3.Connection | None = None
@@ -105,16 +91,14 @@ class SqliteRows(Rows):
         return database
 
     def _wrong(self, error: Exception, done: str) -> StoreError:
-        """What to do about an error of SQLite's."""
-        if "locked" in str(error):
-            return StoreError(f"{self.place}: another process held it for more than {self.wait:.0f} s")
-        if "not a database" in str(error):
-            return StoreError(
-                f"{self.place}: is no store of states: {error}. Give another file; a new one is made where there is none."
-            )
-        if isinstance(error, UnicodeError) or any(word in str(error) for word in ("malformed", "no such", "decode")):
-            return StoreError(
-                f"{self.place}: is damaged: {error}. Put a backup in its place, or save what is left with "
-                f"`sqlite3 {self.path.name} .recover`."
-            )
-        return StoreError(f"{self.place}: cannot be {done}: {error}. Is there room on the disk, and may this user write there?")
+        """An error of SQLite's, with what to do about it."""
+        text = str(error)
+        if "locked" in text:
+            reason = f"another process held it for more than {self.wait:.0f} s"
+        elif "not a database" in text:
+            reason = f"is not a store of states: {text}. Give another file; a new one is made where there is none."
+        elif isinstance(error, UnicodeError) or any(word in text for word in ("malformed", "no such", "decode")):
+            reason = f"is damaged: {text}. Restore a backup, or save what is left with `sqlite3 {self.path.name} .recover`."
+        else:
+            reason = f"cannot be {done}: {text}. Is there room on the disk, and may this user write there?"
+        return StoreError(f"{self.place}: {reason}")

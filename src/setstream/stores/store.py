@@ -3,18 +3,18 @@
     store.update(id, elements)       state[id] <- state[id] + absorb(elements)       one transaction
     store.predict(id)                head(finalize(state[id]))
 
-The states lie in one SQLite file, or in PostgreSQL where several machines share them (`backend.py`). Elements become
+The states are in one SQLite file, or in PostgreSQL where several machines share them (`backend.py`). Elements become
 a state before the transaction begins, so a lock is held for a merge of small states only; two processes that update the
 same set wait for each other and lose nothing.
 """
 
 from __future__ import annotations
 
-import threading
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +33,23 @@ from setstream.errors import (
 )
 from setstream.models.encoder import SetEncoder, all_finite
 from setstream.models.model import SetModel
-from setstream.pools.base import named_tensors
 from setstream.sets.layout import Sets
 from setstream.states.fingerprint import Origin
 from setstream.states.state import MOST_ELEMENTS, State
-from setstream.stores.backend import Rows, at_forks
+from setstream.stores.backend import Rows
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.sqlite import SqliteRows
 
 VERSION = 1
 # Bytes of the states that are kept parsed, with about as much again for their tensors.
-KEPT_BYTES = 2**25
+CACHE_BYTES = 2**25
+# States that the model reads at a time to see whether it can.
+CHECKED_TOGETHER = 256
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is asked of one set: to add a part (a state, or another set of the store), or to become it."""
+    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
 
     id: str
     part: State | str
@@ -57,7 +58,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Changed:
-    """What became of it: how many elements the set has now, and whether it began with this change."""
+    """The result of a change: how many elements the set has now, and whether the change created it."""
 
     count: int
     began: bool
@@ -66,18 +67,23 @@ class Changed:
 class StateStore:
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
-    place: a file, or the URL of a PostgreSQL database: postgresql://user@host/name.
-    wait: seconds to wait for another process's transaction before giving up.
-    chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
+    A change that the model could not read afterwards (a prediction with NaN or infinity) raises NonFiniteError and is not made.
 
-    >>> import tempfile, torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
-    >>> model = ss.SetModel(encoder, torch.nn.Linear(8, 1)).eval()
-    >>> with tempfile.TemporaryDirectory() as folder, ss.StateStore(f"{folder}/states.db", model) as store:
-    ...     for day in range(3):
-    ...         seen = store.update("customer-7", torch.randn(50, 3))
-    ...     seen, store.predict("customer-7").shape
-    (150, torch.Size([1, 2, 1]))
+    Args:
+        place: A file, or the URL of a PostgreSQL database: postgresql://user@host/name.
+        model: The model whose encoder makes the states, in eval mode.
+        wait: Seconds to wait for another process's transaction before raising StoreError.
+        chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
+
+    Example:
+        >>> import tempfile, torch, setstream as ss
+        >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
+        >>> model = ss.SetModel(encoder, torch.nn.Linear(8, 1)).eval()
+        >>> with tempfile.TemporaryDirectory() as folder, ss.StateStore(f"{folder}/states.db", model) as store:
+        ...     for day in range(3):
+        ...         count = store.update("customer-7", torch.randn(50, 3))
+        ...     count, store.predict("customer-7").shape
+        (150, torch.Size([1, 2, 1]))
     """
 
     def __init__(
@@ -88,50 +94,62 @@ class StateStore:
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
         self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
-        self.rows = _open(place, wait)
-        self._parsed: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
-        self._parsed_bytes = 0
-        self._keeping = threading.Lock()
-        self._largest = 0.0  # of the encodings that the head is known to read
-        at_forks(self)
-        place = self.rows.place
+        is_url = str(place).startswith(("postgresql://", "postgres://"))
+        self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)
+        self._cache: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
+        self._cache_bytes = 0
         origin = Origin(self.encoder)
-        fingerprint = origin.fingerprint
-        known = self.rows.remember({"version": str(VERSION), "fingerprint": fingerprint})
-        if known and not {"version", "fingerprint"} <= set(known):
-            raise StoreError(f"{place}: is a database, and no store of states")
-        if known and known["version"] != str(VERSION):
-            raise StoreError(f"{place}: was written by a newer setstream (version {known['version']} of the store)")
-        if known and not Origin(None, known["fingerprint"]).same_as(origin):
+        known = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
+        if not known:
+            return
+        if not {"version", "fingerprint"} <= set(known):
+            raise StoreError(f"{self.rows.place}: is a database, but not a store of states")
+        if known["version"] != str(VERSION):
+            raise StoreError(f"{self.rows.place}: was written by a newer setstream (version {known['version']} of the store)")
+        if not Origin(None, known["fingerprint"]).same_as(origin):
             raise MismatchError(
-                f"{place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
-                f"({fingerprint}): load the weights that made them, or begin a new store in another place"
+                f"{self.rows.place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
+                f"({origin.fingerprint}): load the weights that made them, or start a new store in another place"
             )
 
     # -- one set ------------------------------------------------------------------------------------------------------
 
     def update(self, id: str, elements: Tensor) -> int:
-        """Add elements (n, ...) to a set, which begins with them if it is new; gives how many it has now."""
-        return self.merge(id, self._state_of(elements))
+        """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now."""
+        return self.merge(id, self._absorb(elements))
 
     def remove(self, id: str, elements: Tensor) -> int:
-        """Take elements out of a set again; gives how many are left."""
-        part = self._state_of(elements)
+        """Take elements out of a set again; returns how many are left."""
+        part = self._absorb(elements)
         return self._replace(id, lambda state: state - part)
 
     def merge(self, id: str, other: State | str) -> int:
-        """Add a state, or another set of the store, to a set; gives how many elements it has now. The other set stays."""
-        (done,) = self.apply([Change(id, other)])
-        if isinstance(done, SetstreamError):
-            raise done
-        return done.count
+        """Add a state, or another set of the store, to a set; returns its count. The other set stays."""
+        (result,) = self.apply([Change(id, other)])
+        if isinstance(result, SetstreamError):
+            raise result
+        return result.count
+
+    def decay(self, id: str, factor: float) -> None:
+        """Multiply the state of a set by a factor: what it has seen so far weighs less."""
+        self._replace(id, lambda state: state * factor)
+
+    def delete(self, id: str) -> bool:
+        """Delete a set; returns whether it was there."""
+        with self.rows.transaction([_checked_id(id)]) as transaction:
+            return transaction.delete(id)
+
+    def forget(self, id: str) -> bool:
+        """Deprecated: the former name of `delete`."""
+        warnings.warn("StateStore.forget(id) is now called delete(id)", DeprecationWarning, stacklevel=2)
+        return self.delete(id)
 
     def get(self, id: str) -> State:
         """The state of a set."""
         return self._parse(self.get_bytes(id))
 
     def get_bytes(self, id: str) -> bytes:
-        """The state of a set as it is kept: what `State.from_bytes` reads."""
+        """The state of a set as it is stored: what `State.from_bytes` reads."""
         return bytes(self._columns(id, "state")[0])
 
     def describe(self, id: str) -> tuple[int, int]:
@@ -140,82 +158,96 @@ class StateStore:
         return int(count), int(size)
 
     def predict(self, id: str) -> Any:
-        """What the model says about a set now: the head's output, or z of an encoder alone."""
+        """The model's prediction for a set now: the head's output, or z where the store has an encoder without a head."""
         return self.finalize(self.get(id))
 
     @torch.no_grad()
     def finalize(self, state: State) -> Any:
-        """What the model says about a state of this store."""
+        """The model's prediction for a state of this store."""
         return self.model.finalize(state, chunks=self.chunks)
 
-    def forget(self, id: str) -> bool:
-        """Drop a set; says whether it was there."""
-        with self.rows.transaction([_text(id)]) as work:
-            return work.delete(id)
-
-    def decay(self, id: str, factor: float) -> None:
-        """Let what a set has seen so far weigh less: its state times a factor."""
-        self._replace(id, lambda state: state * factor)
+    @torch.no_grad()
+    def _absorb(self, elements: Tensor) -> State:
+        sets: Sets = [elements]
+        return self.encoder.update(None, sets)
 
     @torch.no_grad()
     def _replace(self, id: str, change: Callable[[State], State]) -> int:
-        with self.rows.transaction([_text(id)]) as work:
-            found = work.read([id])
-            if id not in found:
+        with self.rows.transaction([_checked_id(id)]) as transaction:
+            stored = transaction.read([id])
+            if id not in stored:
                 raise self._unknown(id)
-            state = change(self._parse(found[id]))
+            state = change(self._parse(stored[id]))
             self._must_be_readable([state])
-            work.write([_row(id, state)])
+            transaction.write([_row(id, state)])
         return int(state.count)
 
     # -- many sets ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
-        """Many changes in one transaction, in their order; gives what became of each, or the error that kept it out.
+        """Make many changes in one transaction, in their order.
 
-        A change that cannot be made leaves the others be: one commit serves many callers. `room` sets may begin, no more.
-        A part that the model cannot read, alone or in its set, is kept out: no later element could make up for it.
+        A change that fails leaves the others be, so that one commit serves many callers. A part that the model cannot read, by
+        itself or in its set, is an error: later elements would not mend the set.
+
+        Args:
+            changes: The changes; several may be of one set.
+            room: How many sets may be created, at most; None: any number.
+
+        Returns:
+            For each change its result, or the error that prevented it.
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and _is_text(id)}
-        with self.rows.transaction(ids) as work:
-            stored = work.read(ids)
-            done, states, parts = self._changed(changes, stored, room)
+        with self.rows.transaction(ids) as transaction:
+            stored = transaction.read(ids)
+            results, states, parts = self._changed(changes, stored, room)
             try:
                 self._must_be_readable([*parts, *states.values()])
-            except SetstreamError:  # one of them is bad: look at each
-                done, states, _ = self._changed(changes, stored, room, look=True)
-            rows = [_row(id, states[id]) for id in sorted(states)]
-            work.write(rows)
-        own = {id(part) for part in parts}  # a part is its caller's, or shares memory with others; sums are the store's
-        self._keep([(name, data, states[name]) for name, _, data in rows if id(states[name]) not in own])
-        return done
+            except SetstreamError:
+                bad = self._unreadable(parts)
+                rest = [bad.get(id(change.part), change) for change in changes]
+                _, states, parts = self._changed(rest, stored, room)
+                bad = self._unreadable(list(states.values()))
+                suspects = {name for name, state in states.items() if id(state) in bad}
+                results, states, parts = self._changed(rest, stored, room, suspects)
+            rows = [_row(name, states[name]) for name in sorted(states)]
+            transaction.write(rows)
+        given = {id(part) for part in parts}  # parts belong to callers, or share memory with others; sums belong to the store
+        self._remember((name, data, states[name]) for name, _, data in rows if id(states[name]) not in given)
+        return results
 
     def _changed(
-        self, changes: Sequence[Change], stored: dict[str, bytes], room: int | None, look: bool = False
+        self,
+        changes: Sequence[Change | SetstreamError],
+        stored: Mapping[str, bytes],
+        room: int | None,
+        suspects: Collection[str] = (),
     ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
-        """What becomes of each change, the new states by id, and the parts in them; `look` whether the model reads each."""
-        done: list[Changed | SetstreamError] = []
-        known: dict[str, State] = {}
+        """The result of each change, the new states by id, and the parts in them; sets in `suspects` are checked at each step."""
+        results: list[Changed | SetstreamError] = []
+        parsed: dict[str, State] = {}
         states: dict[str, State] = {}
         parts: list[State] = []
         origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
 
-        def state_of(id: str) -> State | None:
-            if id not in known and id in stored:
-                kept = self._parsed.get(id)
-                known[id] = kept[1] if kept is not None and kept[0] == stored[id] else self._parse(stored[id])
-            return states.get(id, known.get(id))
+        def state_of(name: str) -> State | None:
+            if name not in states and name not in parsed and name in stored:
+                cached = self._cache.get(name)
+                parsed[name] = cached[1] if cached is not None and cached[0] == stored[name] else self._parse(stored[name])
+            return states.get(name, parsed.get(name))
 
         for change in changes:
             try:
-                name = _text(change.id)
+                if isinstance(change, SetstreamError):
+                    raise change
+                name = _checked_id(change.id)
                 began = name not in stored and name not in states
                 if began and room is not None and room < 1:
-                    raise StoreFullError(f"{self.rows.place}: no more sets can begin; forget some")
+                    raise StoreFullError(f"{self.rows.place}: no more sets can be created; delete some")
                 if change.part == name:
                     raise ConfigurationError(f"a set cannot be merged into itself: {name!r} would count every element twice")
-                part = change.part if isinstance(change.part, State) else state_of(_text(change.part))
+                part = change.part if isinstance(change.part, State) else state_of(_checked_id(change.part))
                 if part is None:
                     raise self._unknown(str(change.part))
                 if part.origin is not origin or len(part) != 1:
@@ -227,57 +259,68 @@ class StateStore:
                 count = int(whole.count)
                 if count > MOST_ELEMENTS:
                     raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
-                if look:
-                    self._must_be_readable([part, whole])
+                if name in suspects:
+                    self._must_be_readable([whole])
             except SetstreamError as error:
-                done.append(error)
+                results.append(error)
                 continue
             states[name] = whole
             parts.append(part)
             room = None if room is None else room - began
-            done.append(Changed(count, began))
-        return done, states, parts
+            results.append(Changed(count, began))
+        return results, states, parts
 
     def check(self, part: State) -> None:
-        """Raise unless this is the state of one set, made by the store's encoder; see `SetEncoder.check_state`."""
+        """Raise MismatchError unless this is the state of one set, made by the store's encoder (`SetEncoder.check_state`)."""
         self.encoder.check_state(part)
         if len(part) != 1:
             raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
 
-    def fill(self, states: Iterable[tuple[str, State]]) -> None:
-        """Write many states in one transaction, replacing those of the same ids."""
-        with self.rows.transaction([]) as work:
-            for name, state in states:
-                self.check(state)
-                work.write([_row(_text(name), state)])
+    @torch.no_grad()
+    def fill(self, states: Iterable[tuple[str, State]], skip: Callable[[str, str], None] | None = None) -> None:
+        """Write many states in one transaction, replacing those of the same ids.
+
+        Args:
+            states: Pairs of an id and a state.
+            skip: Called with the id of a state that the model cannot read, and the reason; the state is left out. Without
+                it, such a state is an error and nothing is written.
+        """
+        with self.rows.transaction([]) as transaction:
+            pairs = iter(states)
+            while batch := list(islice(pairs, CHECKED_TOGETHER)):
+                for _, state in batch:
+                    self.check(state)
+                bad = self._unreadable([state for _, state in batch])
+                for name, state in batch:
+                    if id(state) not in bad:
+                        transaction.write([_row(_checked_id(name), state)])
+                        continue
+                    reason = f"set {name!r}: {bad[id(state)]}"
+                    if skip is None:
+                        raise NonFiniteError(reason)
+                    skip(name, reason)
 
     def __len__(self) -> int:
         return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
 
     def __contains__(self, id: object) -> bool:
-        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", _text(id)))
+        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", _checked_id(id)))
 
     def ids(self) -> list[str]:
         """The ids of all sets, in order."""
         return [row[0] for row in self.rows.query(f"SELECT id FROM {self.rows.states} ORDER BY id")]
 
     def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
-        """The ids that follow `after`, in order, and how many elements each has: page by page through all sets."""
+        """The ids that follow `after`, in order, with their counts: page by page through all sets."""
         statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
-        return [(name, int(count)) for name, count in self.rows.query(statement, _text(after), limit)]
+        return [(name, int(count)) for name, count in self.rows.query(statement, _checked_id(after), limit)]
 
     def count(self, id: str) -> int:
         """How many elements a set has seen; zero if there is no such set."""
-        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", _text(id))
-        return int(rows[0][0]) if rows else 0
-
-    def before_fork(self) -> None:
-        """Let no thread be at work with what is kept parsed."""
-        self._keeping.acquire()
-
-    def after_fork(self) -> None:
-        """Let threads work again."""
-        self._keeping.release()
+        try:
+            return int(self._columns(id, "count")[0])
+        except UnknownSetError:
+            return 0
 
     def close(self) -> None:
         """Close the file, or the connections; another call opens them again."""
@@ -291,48 +334,44 @@ class StateStore:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def _state_of(self, elements: Tensor) -> State:
-        sets: Sets = [elements]
-        return self.encoder.update(None, sets)
-
-    def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
-        """Remember what the latest bytes stand for, as they will be read again soon. Other bytes are parsed."""
-        with self._keeping:
-            for id, data, state in rows:
-                self._parsed_bytes += len(data) - len(self._parsed.pop(id, (b"",))[0])
-                self._parsed[id] = (data, state)
-            while self._parsed_bytes > KEPT_BYTES:
-                self._parsed_bytes -= len(self._parsed.popitem(last=False)[1][0])
+    def _remember(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
+        """Keep the states of the latest bytes parsed, as they will be read again soon."""
+        with self.rows.cache_lock:
+            for name, data, state in rows:
+                self._cache_bytes += len(data) - len(self._cache.pop(name, (b"",))[0])
+                self._cache[name] = (data, state)
+            while self._cache_bytes > CACHE_BYTES:
+                self._cache_bytes -= len(self._cache.popitem(last=False)[1][0])
 
     def _must_be_readable(self, states: Sequence[State]) -> None:
-        """Raise NonFiniteError unless the model has a finite answer to each; MismatchError where it has none at all.
+        """Raise NonFiniteError unless the prediction for each state is finite, MismatchError where the model fails on one.
 
-        The head looks only at encodings with larger numbers than it has been shown: it may be large, and what it cannot read
-        are numbers too large for it.
+        The head runs once for all of them: a batch of many sets costs little more than one set.
         """
-        seen = [state for state in states if int(state.count)]
-        if not seen:
-            return
+        distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
+        for start in range(0, len(distinct), CHECKED_TOGETHER):
+            try:
+                output = self.finalize(State.cat(distinct[start : start + CHECKED_TOGETHER]).checked())
+                finite = all(all_finite(tensor) for tensor in _tensors(output))
+            except (NonFiniteError, StateFormatError):
+                finite = False
+            except (RuntimeError, ValueError, TypeError, LookupError) as error:
+                if isinstance(error, SetstreamError):
+                    raise
+                raise MismatchError(f"the model cannot read this state: {error}") from error
+            if not finite:
+                raise NonFiniteError("with these elements the model's prediction is NaN or infinity: they are too large for it")
+
+    def _unreadable(self, states: Sequence[State]) -> dict[int, SetstreamError]:
+        """The states that the model cannot read, by `id(state)`, with the reason: looked for by halves."""
         try:
-            whole = State.cat(seen)
-            whole.checked()  # as it will be read again
-            z = self.encoder.finalize(whole, chunks=self.chunks)
-            largest = max(float(tensor.abs().max()) for _, tensor in named_tensors(z))
-            finite = isfinite(largest)
-            if finite and largest > self._largest and isinstance(self.model, SetModel):
-                y = self.model.head(z)
-                named = y.named() if hasattr(y, "named") else y
-                finite = all(all_finite(tensor) for _, tensor in named_tensors(named) if isinstance(tensor, Tensor))
-        except (NonFiniteError, StateFormatError):
-            finite = False
-        except (RuntimeError, ValueError, TypeError, LookupError) as error:
-            if isinstance(error, SetstreamError):
-                raise
-            raise MismatchError(f"the model cannot read this state: {error}") from error
-        if not finite:
-            raise NonFiniteError("with these elements the model's answer is NaN or infinity: they are too large for it")
-        self._largest = max(self._largest, largest)
+            self._must_be_readable(states)
+        except SetstreamError as error:
+            if len(states) == 1:
+                return {id(states[0]): error}
+            half = len(states) // 2
+            return self._unreadable(states[:half]) | self._unreadable(states[half:])
+        return {}
 
     def _parse(self, data: bytes) -> State:
         state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
@@ -340,7 +379,7 @@ class StateStore:
         return state
 
     def _columns(self, id: str, columns: str) -> tuple[Any, ...]:
-        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", _text(id))
+        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", _checked_id(id))
         if not rows:
             raise self._unknown(id)
         return tuple(rows[0])
@@ -349,19 +388,22 @@ class StateStore:
         return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
 
 
-def _open(place: str | Path, wait: float) -> Rows:
-    """The rows at a path (SQLite) or at a URL that begins with postgresql://."""
-    if str(place).startswith(("postgresql://", "postgres://")):
-        return PostgresRows(str(place), wait)
-    return SqliteRows(Path(place), wait)
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors of a prediction: one, or several by name or in order."""
+    output = output.named() if hasattr(output, "named") and not isinstance(output, Tensor) else output
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(value)
 
 
 def _row(id: str, state: State) -> tuple[str, int, bytes]:
     return id, int(state.count), state.to_bytes()
 
 
-def _text(id: object) -> str:
-    """An id, which is text that a database can hold. A number would be found under one key and kept under another."""
+def _checked_id(id: object) -> str:
+    """An id, which is text that a database can hold. SQLite would find a number under one key and keep it under another."""
     if not isinstance(id, str):
         raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
     if not _is_text(id):

@@ -37,7 +37,7 @@ def test_a_set_in_pieces_is_the_whole_set(store):
     torch.testing.assert_close(store.predict("a"), make()(x[None]), rtol=1e-4, atol=1e-5)
 
 
-def test_merge_remove_forget_and_decay(store):
+def test_merge_remove_delete_and_decay(store):
     x, y = torch.randn(20, 3), torch.randn(30, 3)
     store.update("a", x)
     store.update("b", y)
@@ -51,8 +51,8 @@ def test_merge_remove_forget_and_decay(store):
     assert store.ids() == ["a", "b", "c"]
     assert len(store) == 3
     assert "b" in store
-    assert store.forget("b")
-    assert not store.forget("b")
+    assert store.delete("b")
+    assert not store.delete("b")
     assert "b" not in store
 
 
@@ -90,7 +90,7 @@ def test_stores_know_their_model(tmp_path):
     with pytest.raises(ConfigurationError, match="training mode"):
         ss.StateStore(tmp_path / "t.db", make().train())
     (tmp_path / "text.db").write_text("this is no database, and long enough to tell so " * 9)
-    with pytest.raises(StoreError, match="is no store of states"):
+    with pytest.raises(StoreError, match="is not a store of states"):
         ss.StateStore(tmp_path / "text.db", make())
 
 
@@ -183,7 +183,7 @@ def test_a_foreign_database_is_refused(tmp_path):
     with sqlite3.connect(tmp_path / "other.db") as database:
         database.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT)")
         database.execute("INSERT INTO meta VALUES ('colour', 'red')")
-    with pytest.raises(StoreError, match="no store of states"):
+    with pytest.raises(StoreError, match="not a store of states"):
         ss.StateStore(tmp_path / "other.db", make())
 
 
@@ -203,7 +203,7 @@ def test_ids_are_text(store):
             store.get_bytes,
             store.describe,
             store.predict,
-            store.forget,
+            store.delete,
             store.count,
             lambda id: store.counts(after=id),
             store.__contains__,
@@ -265,7 +265,7 @@ def test_damaged_files_and_folders_are_told_so(tmp_path):
     with pytest.raises(StoreError, match="is a folder"):
         ss.StateStore(tmp_path, make())
     (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match="no folder for it"):
+    with pytest.raises(StoreError, match="folder does not exist"):
         ss.StateStore(tmp_path / "file" / "s.db", make())
     path = tmp_path / "s.db"
     with ss.StateStore(path, make()) as store:
@@ -304,7 +304,7 @@ def test_a_fork_while_the_cache_is_locked_leaves_the_child_free(store):
     holding, go = threading.Event(), threading.Event()
 
     def hold():
-        with store._keeping:
+        with store.rows.cache_lock:
             holding.set()
             go.wait(5)
 
@@ -315,7 +315,7 @@ def test_a_fork_while_the_cache_is_locked_leaves_the_child_free(store):
     child = os.fork()
     if child == 0:
         try:
-            free = store._keeping.acquire(timeout=5)
+            free = store.rows.cache_lock.acquire(timeout=5)
             os._exit(0 if free else 1)
         finally:
             os._exit(2)
@@ -347,3 +347,102 @@ def test_sets_of_another_width_are_not_broadcast():
             encoder.update(narrow, torch.ones(1, 5, 3))
         empty = encoder.empty(1)
         assert encoder.finalize(encoder.update(empty, torch.ones(1, 5, 3))).tolist() == [[1.0, 1.0, 1.0]]
+
+
+class Exponential(nn.Module):
+    """A head whose output overflows for large z and is fine for small z of any size."""
+
+    def forward(self, z):
+        return z.exp()
+
+
+def exponential(pool="mean"):
+    return ss.SetModel(ss.SetEncoder(nn.Identity(), ss.DeepSets(pool)), Exponential()).eval()
+
+
+@pytest.fixture
+def overflowing(tmp_path):
+    with ss.StateStore(tmp_path / "s.db", exponential()) as opened:
+        yield opened
+
+
+def encoded(store, *rows):
+    with torch.no_grad():
+        return store.encoder.update(None, [torch.tensor(rows)])
+
+
+def test_the_head_reads_every_state_before_it_is_committed(overflowing):
+    """A large z that the head can read says nothing about a smaller one."""
+    assert overflowing.update("a", torch.tensor([[-100.0]])) == 1
+    for change in (
+        lambda: overflowing.update("a", torch.tensor([[90.0]])),
+        lambda: overflowing.merge("a", encoded(overflowing, [90.0])),
+        lambda: overflowing.merge("new", encoded(overflowing, [90.0])),
+        lambda: overflowing.fill([("a", encoded(overflowing, [1.0])), ("b", encoded(overflowing, [90.0]))]),
+    ):
+        with pytest.raises(NonFiniteError, match="too large"):
+            change()
+    assert overflowing.counts() == [("a", 1)]
+    assert float(overflowing.predict("a")) < 1e-40
+
+
+def test_a_removal_that_leaves_what_the_head_cannot_read_is_refused(tmp_path):
+    with ss.StateStore(tmp_path / "s.db", exponential("sum")) as store:
+        store.update("a", torch.tensor([[60.0], [-60.0]]))
+        store.update("a", torch.tensor([[60.0]]))
+        with pytest.raises(NonFiniteError, match="too large"):
+            store.remove("a", torch.tensor([[-60.0]]))
+        assert store.count("a") == 3
+
+
+def test_sums_that_only_together_are_too_large_are_refused_at_the_step_that_overflows(tmp_path):
+    with ss.StateStore(tmp_path / "s.db", exponential("sum")) as store:
+        changes = [Change(name, encoded(store, [60.0])) for name in "aabab"] + [Change("c", encoded(store, [1.0]))]
+        results = store.apply(changes)
+        assert [getattr(result, "count", None) for result in results] == [1, None, 1, None, None, 1]
+        assert {type(result) for result in results if not hasattr(result, "count")} == {NonFiniteError}
+        assert store.counts() == [("a", 1), ("b", 1), ("c", 1)]
+
+
+@pytest.mark.parametrize("output", [tuple, dict, list])
+def test_every_tensor_of_a_prediction_is_checked(tmp_path, output):
+    class Several(nn.Module):
+        def forward(self, z):
+            return {"z": z, "exp": z.exp()} if output is dict else output([z, z.exp()])
+
+    model = ss.SetModel(ss.SetEncoder(nn.Identity(), ss.DeepSets()), Several()).eval()
+    with ss.StateStore(tmp_path / "s.db", model) as store:
+        store.update("a", torch.tensor([[-100.0]]))
+        with pytest.raises(NonFiniteError, match="too large"):
+            store.update("a", torch.tensor([[300.0]]))
+
+
+def test_fill_names_what_it_leaves_out(overflowing):
+    states = [(f"s{number:03}", encoded(overflowing, [90.0 if number in (7, 280) else 1.0])) for number in range(300)]
+    with pytest.raises(NonFiniteError, match="set 's007'"):
+        overflowing.fill(states)
+    assert len(overflowing) == 0
+    skipped = {}
+    overflowing.fill(states, skipped.__setitem__)
+    assert list(skipped) == ["s007", "s280"]
+    assert "too large" in skipped["s280"]
+    assert len(overflowing) == 298
+
+
+def test_few_bad_changes_among_many_cost_few_calls_of_the_head(overflowing):
+    calls = []
+    overflowing.model.head.register_forward_hook(lambda *_: calls.append(1))
+    parts = [encoded(overflowing, [90.0 if number == 100 else 1.0]) for number in range(256)]
+    results = overflowing.apply([Change(f"s{number}", part) for number, part in enumerate(parts)])
+    assert [number for number, result in enumerate(results) if isinstance(result, NonFiniteError)] == [100]
+    assert len(calls) < 30
+    calls.clear()
+    overflowing.apply([Change(f"s{number}", part) for number, part in enumerate(parts[:100])])
+    assert len(calls) == 1
+
+
+def test_forget_is_the_former_name_of_delete(store):
+    store.update("a", torch.randn(2, 3))
+    with pytest.warns(DeprecationWarning, match=r"delete\(id\)"):
+        assert store.forget("a")
+    assert "a" not in store
