@@ -79,7 +79,19 @@ async def load(port_file: Path, number: int, sets: int, connections: int, elemen
 
 def start(states: str, model: str, port_file: Path) -> subprocess.Popen[str]:
     """Start a server; its first line of output says where it is."""
-    command = [sys.executable, "-m", "setstream.cli", "serve", model, "--states", states, "--port", "0", "--log-level", "warning"]
+    command = [
+        sys.executable,
+        "-m",
+        "setstream.cli",
+        "serve",
+        model,
+        "--states",
+        states,
+        "--port",
+        "0",
+        "--log-level",
+        "warning",
+    ]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     line = server.stdout.readline() if server.stdout else ""
     if "127.0.0.1:" not in line:

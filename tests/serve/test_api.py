@@ -41,7 +41,7 @@ def test_a_set_in_requests_of_three_kinds_is_the_whole_set(client):
     torch.testing.assert_close(prediction(client, "a"), make()(x[None])[0], rtol=1e-4, atol=1e-5)
 
 
-def test_merge_list_describe_and_forget(client):
+def test_merge_list_describe_and_delete(client):
     add(client, "a", np.ones((2, 3)))
     add(client, "b c", np.zeros((3, 3)))
     assert client.post("/sets/a/merge", json={"from": "b c"}).json() == {"id": "a", "count": 5}
@@ -207,7 +207,7 @@ def test_ids_that_can_be(client, id):
 def test_elements_of_another_shape_are_told_theirs(client):
     answer = client.post("/sets/a/elements", json={"elements": [1.0, 2.0, 3.0]})  # as many numbers as one element has
     assert answer.status_code == 422
-    assert answer.json()["detail"] == "each element must be 3 numbers, as in [[...], [...]]; those that came are single numbers"
+    assert answer.json()["detail"] == "each element must be 3 numbers, as in [[...], [...]]; got single numbers"
 
 
 @pytest.mark.parametrize(("given", "said"), [(["no", "yes"], ["no", "yes"]), (2, None)], ids=["names", "a number"])

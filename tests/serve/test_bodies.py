@@ -94,25 +94,25 @@ def lying_npy():
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
-        (JSON, b"", "no JSON"),
-        (JSON, b"[" * 100_000, "no JSON"),
+        (JSON, b"", "not valid JSON"),
+        (JSON, b"[" * 100_000, "not valid JSON"),
         (JSON, b"[[1, 2]]", "expected an object"),
         (JSON, b'{"elements": [[1], [1, 2]]}', "one shape"),
         (JSON, b'{"elements": [["a"]]}', "numbers"),
         (JSON, b'{"elements": [[null]]}', "numbers"),
         (JSON, b'{"elements": [[true]]}', "numbers"),
         (JSON, b'{"elements": [[%s]]}' % (b"9" * 400), "numbers"),
-        (JSON, b'{"elements": [[%s]]}' % (b"9" * 5000), "no JSON"),
+        (JSON, b'{"elements": [[%s]]}' % (b"9" * 5000), "not valid JSON"),
         (JSON, b'{"elements": %s1%s}' % (b"[" * 70, b"]" * 70), "elements"),
         (JSON, b'{"elements": [], "more": 1}', "expected an object"),
         (JSON, b'{"elements": [1], "elements": [2]}', "numbers"),
-        (JSON, b'{"elements": [1 2]}', "no JSON"),
+        (JSON, b'{"elements": [1 2]}', "not valid JSON"),
         (JSON, b'{"elements": [1, [2]]}', "numbers"),
-        (JSON, b'{"elements": [%s]}' % b",".join([b"1"] * 20_000 + [b""]), "no JSON"),
+        (JSON, b'{"elements": [%s]}' % b",".join([b"1"] * 20_000 + [b""]), "not valid JSON"),
         (JSON, b'{"elements": [%s]}' % b",".join([b"[1]"] * 20_000 + [b"[1, 2]"]), "one shape"),
         (JSON, b'{"elements": [9223372036854775808]}', "64 bits"),
-        (JSON, '{"elements": [[1.0]]}'.encode("utf-16"), "no JSON"),
-        (NPY, b"", "no .npy"),
+        (JSON, '{"elements": [[1.0]]}'.encode("utf-16"), "not valid JSON"),
+        (NPY, b"", "not an .npy"),
         (NPY, npy(X)[:-1], "promises"),
         (NPY, npy(X) + b"0", "promises"),
         (NPY, lying_npy(), "promises"),
@@ -126,8 +126,8 @@ def lying_npy():
         (NPY, npy(np.array([1j])), "numbers"),
         (NPY, npy(np.float32(1.0)), "single number"),
         (ARROW, b"", "expected a schema"),
-        (ARROW, b"text that is no Arrow", "no Arrow"),
-        (ARROW, arrow(listed(X))[:200], "no Arrow"),
+        (ARROW, b"text that is no Arrow", "not an Arrow"),
+        (ARROW, arrow(listed(X))[:200], "not an Arrow"),
         (ARROW, arrow(listed(np.zeros((10_000, 3))), compression="zstd"), "compressed"),
         (ARROW, arrow(listed(np.zeros((10_000, 3))), compression="lz4"), "compressed"),
         (ARROW, arrow(pa.table({"a": ["x"]})), "numbers"),
@@ -151,7 +151,7 @@ def test_damaged_bodies_never_fail_otherwise(kind, data):
 
 def test_a_header_that_ends_in_an_open_bracket_is_refused():
     body = npy(X).replace(b"(10, 3)", b"(10, (\0")
-    with pytest.raises(DataError, match=r"no \.npy file"):
+    with pytest.raises(DataError, match=r"not an \.npy file"):
         parse_elements(NPY, body)
 
 

@@ -44,12 +44,8 @@ def run_serve(
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
     if not local and not tokens:
-        errors.print(
-            f"[yellow]no tokens:[/yellow] everybody who can reach {host} may read and change all sets. "
-            f"Set {TOKEN_VARIABLE} or give --token-file.",
-            soft_wrap=True,
-            highlight=False,
-        )
+        warning = f"[yellow]no tokens:[/yellow] everybody who can reach {host} may read and change all sets. "
+        errors.print(f"{warning}Set {TOKEN_VARIABLE} or give --token-file.", soft_wrap=True, highlight=False)
     options = Options(
         tokens=tokens,
         hosts=(*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host)),
@@ -63,18 +59,18 @@ def run_serve(
     with listen(host, port) as socket:
         try:
             opened = StateStore(states or states_of(model), network, chunks=chunks)
-        except MismatchError as error:  # the store's own words have no password in them
+        except MismatchError as error:  # its message holds no password
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
-        server = make_server(opened, options, name=model, connections=connections, grace=grace, host=host, log_level=log_level)
 
         def ready(url: str) -> None:
             console.print(f"{model} at {url}   (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
 
-        run(server, socket, ready)
+        limits = {"connections": connections, "grace": grace}
+        run(make_server(opened, options, name=model, host=host, log_level=log_level, ready=ready, **limits), socket)
 
 
 def states_of(model: str) -> str:
-    """The file for the states of a model, in this folder: each has its own, as the states of one are nothing to another.
+    """The default file for the states of a model, in this folder: models cannot share one.
 
     >>> states_of("runs/mine"), states_of("package.module:make"), states_of("umbc+set-transformer")
     ('mine.db', 'make.db', 'umbc+set-transformer.db')

@@ -1,4 +1,4 @@
-"""What the service answers, and how a prediction becomes JSON."""
+"""The answers of the service, and how a prediction becomes JSON."""
 
 import math
 from typing import Annotated, Any
@@ -25,7 +25,7 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """That the server answers, and its store too."""
+    """The server and its store answer."""
 
     model_config = _example(status="ok")
     status: str
@@ -35,16 +35,16 @@ class Model(BaseModel):
     """The model behind the server."""
 
     model_config = _example(
-        name="umbc+set-transformer",
+        name="bags",
         fingerprint="0b5c",
         element_width=2,
         classes=["benign", "malignant"],
-        parameters=381_201,
+        parameters=9_201,
         max_elements=100_000,
     )
     name: str
     fingerprint: str = Field(description="States of encoders with this fingerprint can be uploaded.")
-    element_width: int | None = Field(description="How many numbers an element has; null where any will do or it is no vector.")
+    element_width: int | None = Field(description="Numbers per element; null where any will do or it is not a vector.")
     classes: list[Any] | None = Field(description="What the numbers of a prediction are probabilities of; null: no classifier.")
     parameters: int
     max_elements: int = Field(description="Elements of one request.")
@@ -81,7 +81,7 @@ class MergeFrom(BaseModel):
 
 
 class Prediction(BaseModel):
-    """What the model says about a set now: nested lists, or an object of them; null while there is no such set."""
+    """The prediction for a set now: nested lists, or an object of them; null while there is no such set."""
 
     model_config = _example(id="customer-7", count=150, prediction=[[0.25, 0.75]])
     id: str
@@ -90,7 +90,7 @@ class Prediction(BaseModel):
 
 
 def as_json(output: Any) -> Any:
-    """Whatever a head gives for one set, as lists and objects. JSON has no NaN: null stands for it."""
+    """The output of a head for one set, as lists and objects. JSON has no NaN: null stands for it."""
     if isinstance(output, Tensor):
         return _finite(output[0].tolist())
     if hasattr(output, "named"):
@@ -106,5 +106,5 @@ def as_json(output: Any) -> Any:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, list):
-        return [_finite(own) for own in value]
+        return [_finite(item) for item in value]
     return value if not isinstance(value, float) or math.isfinite(value) else None

@@ -15,28 +15,34 @@ from setstream.serve.playground import router as playground
 from setstream.serve.problems import add_handlers, problem
 from setstream.serve.routes import router
 from setstream.serve.service import Service
-from setstream.serve.watching import router as watching
 from setstream.stores.store import StateStore
 
 SUMMARY = """
-Sets by id: add elements as they arrive, ask for the model's prediction at any time, merge sets, carry their states
+Sets by id: add elements as they arrive, get the model's prediction at any time, merge sets, carry their states
 elsewhere. However elements were cut into requests, and in whatever order they came, the prediction is the same. A request
 is answered when its change is committed.
 """
 
 
 def create_app(store: StateStore, options: Options | None = None, name: str = "model") -> Guard:
-    """The service behind its door. It closes the store when it ends.
+    """The service as an ASGI application. It closes the store when it ends.
 
-    >>> import tempfile, torch, setstream as ss
-    >>> from fastapi.testclient import TestClient
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=2))
-    >>> model = ss.SetModel(encoder, torch.nn.Linear(8, 1)).eval()
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     app = create_app(ss.StateStore(f"{folder}/states.db", model))
-    ...     with TestClient(app, "http://localhost") as client:
-    ...         client.post("/sets/a/elements", json={"elements": [[1, 2], [3, 4]]}).json()
-    {'id': 'a', 'count': 2}
+    Args:
+        store: The states, and the model that reads them.
+        options: The limits, and the tokens.
+        name: The model's name in `GET /model`.
+
+    Example:
+        >>> import tempfile, torch, setstream as ss
+        >>> from fastapi.testclient import TestClient
+        >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=2))
+        >>> model = ss.SetModel(encoder, torch.nn.Linear(8, 1)).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     app = create_app(ss.StateStore(f"{folder}/states.db", model))
+        ...     with TestClient(app, "http://localhost") as client:
+        ...         client.post("/sets/a/elements", json={"elements": [[1, 2], [3, 4]]}).json()
+        {'id': 'a', 'count': 2}
+
     """
     options = options or Options()
     metrics = Metrics()
@@ -66,6 +72,5 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
         return problem(500, "the server failed; its log has the reason, under the request id of this answer")
 
     api.include_router(router)
-    api.include_router(watching)
     api.include_router(playground)
     return Guard(api, options, metrics, add_pages(api) | {"/health"})

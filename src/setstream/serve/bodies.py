@@ -4,8 +4,8 @@
     application/x-npy                      what np.save writes, (n, ...)
     application/vnd.apache.arrow.stream    one list column of numbers, or numeric columns, a row an element
 
-Nothing is believed: a header that promises more than the body holds, compressed buffers that unfold to gigabytes, pickled
-objects and missing values are refused with what was expected.
+Bodies are not trusted: a header that promises more than the body holds, compressed buffers that expand to gigabytes, pickled
+objects and missing values raise DataError, which says what was expected.
 """
 
 import io
@@ -31,12 +31,12 @@ MOST_AXES = 8
 # Bytes of JSON that are parsed at a time: some milliseconds in which no other thread runs.
 PIECE = 2**14
 ONE_LIST, OPENED = re.compile(rb'\s*\{\s*"elements"\s*:\s*\['), re.compile(rb"[\s\[]*")
-# NaN and Infinity are for the encoder to refuse, with words of its own.
+# NaN and Infinity pass: the encoder raises NonFiniteError for them.
 IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinity"
 
 
 def parse_elements(kind: str, body: bytes, most: int = 2**31) -> Tensor:
-    """The elements (n, ...), at most so many, in a body of one of the three kinds; DataError says what is wrong with it."""
+    """The elements (n, ...) in a body of one of the three kinds, at most `most`; DataError says what is wrong with it."""
     elements = _from_json(body, most) if kind == JSON else {NPY: _from_npy, ARROW: _from_arrow}[kind](body)
     _check_count(len(elements), most)
     return elements
@@ -48,11 +48,11 @@ def _check_count(count: int, most: int) -> None:
 
 
 def _from_json(body: bytes, most: int) -> Tensor:
-    """Piece by piece: lists of Python's own numbers take much memory, and the interpreter for as long as they are parsed."""
+    """Piece by piece: lists of Python numbers take much memory, and block the interpreter while they are parsed."""
     opened = ONE_LIST.match(body)
     first, last = opened.end() if opened else 0, body.rfind(b"]")
     if opened is None or last < first or body[last + 1 :].strip() != b"}":
-        raise DataError('the body is no JSON as it should be: expected an object with one list, {"elements": [[0.1], [0.2]]}')
+        raise DataError('the body is not valid JSON: expected an object with one list, {"elements": [[0.1], [0.2]]}')
     if body[first:last].translate(None, IN_NUMBERS):
         raise DataError("elements must be lists of numbers; the list holds other things")
     axes = 1 + OPENED.match(body, first)[0].count(b"[")  # type: ignore[index]  # it matches nothing, too
@@ -65,12 +65,12 @@ def _from_json(body: bytes, most: int) -> Tensor:
         cut = between.search(body, min(first + PIECE, last), last)
         text = body[first : cut.end() - 1 if cut else last]
         if arrays and not text.strip():
-            raise DataError("the body is no JSON: the list ends in a comma")
+            raise DataError("the body is not valid JSON: the list ends in a comma")
         arrays.append(_array(text))
         count += len(arrays[-1])
         _check_count(count, most)
         first = cut.end() if cut else last
-    if len({own.shape[1:] for own in arrays}) > 1:
+    if len({array.shape[1:] for array in arrays}) > 1:
         raise DataError("elements must be lists of numbers, all of one shape")
     return _tensor(np.concatenate(arrays))
 
@@ -80,7 +80,7 @@ def _array(text: bytes) -> np.ndarray[Any, Any]:
     try:
         level = json.loads(b"[%s]" % text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"the body is no JSON: {error}") from None
+        raise DataError(f"the body is not valid JSON: {error}") from None
     shape = [len(level)]
     while (kinds := set(map(type, level))) == {list}:
         lengths = set(map(len, level))
@@ -103,7 +103,7 @@ def _from_npy(body: bytes) -> Tensor:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, by_columns, kind = read(file)
     except (ValueError, KeyError, EOFError, TypeError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
-        raise DataError(f"the body is no .npy file of version 1 or 2: {error}") from None
+        raise DataError(f"the body is not an .npy file of version 1 or 2: {error}") from None
     if kind.hasobject or kind.kind not in "fiu":
         raise DataError(f"elements are numbers; the .npy file holds {kind}")
     if len(shape) > MOST_AXES or not all(type(length) is int and 0 <= length < 2**31 for length in shape):
@@ -128,7 +128,7 @@ def _from_arrow(body: bytes) -> Tensor:
     except (arrow.ArrowException, OSError, ValueError, TypeError, IndexError, KeyError, RuntimeError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"the body is no Arrow IPC stream of numbers: {error}") from None
+        raise DataError(f"the body is not an Arrow IPC stream of numbers: {error}") from None
     if not parts:
         raise DataError("the Arrow stream holds no record batch")
     if len({part.shape[1:] for part in parts}) > 1:

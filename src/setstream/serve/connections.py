@@ -1,14 +1,14 @@
-"""A connection, with bounds: uvicorn has none on what comes before a request and after it.
+"""Connections with limits: uvicorn has none on what comes before a request and after it.
 
     no request, or half of its headers        closed after head_seconds; between two requests after idle_seconds
     a long URL, or long headers               414, 431
-    a body that arrives too slowly            408 (the guard sees to it, as it reads bodies)
+    a body that arrives too slowly            408 (by the guard, which reads bodies)
     an answer was given, the body still comes closed after DRAIN seconds
     an answer that is not read                closed after UNREAD seconds
-    more connections than the server takes    one that keeps us waiting is closed; 503 if all are at work
+    more connections than the server accepts  one that keeps the server waiting is closed; 503 if all are at work
 
-Who waits longest goes first: connections that never brought a request, then those between two, then bodies on their way. A
-request that is here as a whole is never dropped. So silent clients cannot keep others out, however many they are.
+Connections that never brought a request are closed first, longest waiting first, then those between two requests, then bodies
+that still arrive. A request that has arrived is never dropped. So silent clients cannot keep others out, however many.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ YOUNG, OVERFLOW = 2.0, 8
 HEAD_PIECE = 4096
 
 
-class Crowd:
-    """The connections of one server that keep it waiting, longest first in each line."""
+class Waiting:
+    """The connections of one server that keep it waiting, longest first in each queue."""
 
     def __init__(self) -> None:
         self.new: OrderedDict[Connection, float] = OrderedDict()
         self.idle: OrderedDict[Connection, float] = OrderedDict()
         self.bodies: OrderedDict[Connection, float] = OrderedDict()
-        self.lines = (self.new, self.idle, self.bodies)
+        self.queues = (self.new, self.idle, self.bodies)
 
     @staticmethod
     @cache
@@ -52,8 +52,8 @@ class Crowd:
         return max(1, min(OVERFLOW * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
 
     def first(self, but: Connection) -> tuple[Connection, float] | None:
-        """Who should go, and since when it waits."""
-        return next((own for line in self.lines for own in line.items() if own[0] is not but), None)
+        """The connection that should be closed first, and since when it waits."""
+        return next((entry for queue in self.queues for entry in queue.items() if entry[0] is not but), None)
 
 
 class Refusal(Exception):
@@ -63,34 +63,38 @@ class Refusal(Exception):
 class Connection(HttpToolsProtocol):
     """One connection of one client."""
 
-    def __init__(self, guard: Guard, crowd: Crowd, *values: Any, **named: Any) -> None:
+    def __init__(self, guard: Guard, waiting: Waiting, *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        self.options, self.metrics, self.crowd = guard.options, guard.metrics, crowd
+        self.options, self.metrics, self.waiting = guard.options, guard.metrics, waiting
         self.most = self.limit_concurrency or 0
         self.limit_concurrency = None
         self.url = b""
         self.head: int | None = None  # bytes of a request's headers so far; None: no request has begun, or its headers are here
         self.body_comes = self.served = self.deaf = False
-        self.refusal = (400, "this is no HTTP request")
+        self.refusal = (400, "this is not an HTTP request")
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
-    # -- in which line, until when ------------------------------------------------------------------------------------
+    # -- in which queue, until when -----------------------------------------------------------------------------------
 
-    def _wait(self, line: OrderedDict[Connection, float] | None, seconds: float | None, reason: str = "") -> None:
-        """Wait for the client in a line (None: it waits for us); close the connection after so many seconds."""
-        for own in self.crowd.lines:
-            own.pop(self, None)
+    def _wait(
+        self, queue: OrderedDict[Connection, float] | None = None, seconds: float | None = None, reason: str = ""
+    ) -> None:
+        """Wait for the client in a queue (None: it waits for us); close the connection after so many seconds."""
+        for other in self.waiting.queues:
+            other.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-        if line is not None:
-            line[self] = self.loop.time()
+        if queue is not None:
+            queue[self] = self.loop.time()
         if seconds is not None:
             self._deadline = self.loop.call_later(seconds, self._too_late, reason)
 
-    def _wait_for_request(self, reason: str, seconds: float) -> None:
-        self._wait(self.crowd.idle if self.served else self.crowd.new, seconds, reason)
+    def _wait_for_request(self, idle: bool = False) -> None:
+        """Wait for the headers of a request that has begun or must come soon; `idle`: for one that may come later."""
+        seconds = self.options.idle_seconds if idle else self.options.head_seconds
+        self._wait(self.waiting.idle if self.served else self.waiting.new, seconds, "idle" if idle else "headers")
 
     def _too_late(self, reason: str) -> None:
         if reason == "headers" and self.head is not None:
@@ -101,11 +105,11 @@ class Connection(HttpToolsProtocol):
     def _drop(self, reason: str, close: Any) -> None:
         self.metrics.dropped.labels(reason).inc()
         self.connections.discard(self)
-        self._wait(None, None)
+        self._wait()
         close()
 
     def refuse(self, status: int, detail: str) -> None:
-        """Answer what is no request, and close: not at once, as unread bytes would take the answer back."""
+        """Answer what is not a valid request, and close: not at once, as unread bytes would cancel the answer."""
         body = json.dumps({"detail": detail}).encode()
         head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
         self.transport.write(b"".join([*head, b"content-length: %d\r\n\r\n" % len(body), body]))
@@ -114,25 +118,23 @@ class Connection(HttpToolsProtocol):
         self.deaf = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._wait(self.crowd.new, LINGER, "refused")
+        self._wait(self.waiting.new, LINGER, "refused")
 
     # -- what asyncio calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A new one: if there are too many now, another goes."""
         super().connection_made(transport)
-        self._wait_for_request("headers", self.options.head_seconds)
-        excess = len(self.connections) - self.most
-        if excess > 0:
-            found = self.crowd.first(but=self)
-            if found is None:
+        self._wait_for_request()
+        if len(self.connections) > self.most:
+            first = self.waiting.first(but=self)
+            if first is None:
                 self.limit_concurrency = 0  # uvicorn answers 503
-            elif len(self.connections) > self.crowd.room(self.most) or self.loop.time() - found[1] > YOUNG:
-                found[0]._drop("displaced", found[0].transport.abort)
+            elif len(self.connections) > self.waiting.room(self.most) or self.loop.time() - first[1] > YOUNG:
+                first[0]._drop("displaced", first[0].transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
-        self._wait(None, None)
+        self._wait()
         self.resume_writing()
         super().connection_lost(exc)
 
@@ -146,10 +148,8 @@ class Connection(HttpToolsProtocol):
             if self.head is None or self.deaf:
                 continue
             self.head += len(piece)
-            if len(self.url) > self.options.max_url:
-                self.refuse(*self._too_long_url())
-            elif self.head > self.options.max_headers + HEAD_PIECE:
-                self.refuse(*self._too_long_headers())
+            if too_long := self._too_long(self.head - HEAD_PIECE):
+                self.refuse(*too_long)
 
     def pause_writing(self) -> None:
         """The client does not read what we send."""
@@ -157,7 +157,6 @@ class Connection(HttpToolsProtocol):
         self._unread = self.loop.call_later(UNREAD, partial(self._drop, "unread", self.transport.abort))
 
     def resume_writing(self) -> None:
-        """It does."""
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
@@ -166,23 +165,18 @@ class Connection(HttpToolsProtocol):
     # -- what the parser calls ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         super().on_message_begin()
         self.head = 0
         if self.cycle is None or self.cycle.response_complete:
-            self._wait_for_request("headers", self.options.head_seconds)
+            self._wait_for_request()
 
     def on_headers_complete(self) -> None:
-        """All headers are there."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if len(self.url) > self.options.max_url:
-            self.refusal = self._too_long_url()
-        elif size > self.options.max_headers:
-            self.refusal = self._too_long_headers()
-        if self.refusal[0] != 400:
+        if too_long := self._too_long(size):
+            self.refusal = too_long
             raise Refusal
         self.head, self.body_comes = None, True
-        self._wait(self.crowd.bodies, None)
+        self._wait(self.waiting.bodies)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -190,45 +184,46 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
         self.body_comes = False
         if self.cycle is not None and self.cycle.response_complete:
-            self._wait_for_request("idle", self.options.idle_seconds)
+            self._wait_for_request(idle=True)
         else:
-            self._wait(None, None)
+            self._wait()
 
     def on_response_complete(self) -> None:
-        """An answer was given."""
         queued = bool(self.pipeline)
         super().on_response_complete()
         self._unset_keepalive_if_required()
         self.served = True
         if self.transport.is_closing() or queued:
-            self._wait(None, None)
+            self._wait()
         elif self.body_comes:
-            self._wait(self.crowd.bodies, DRAIN, "refused")
+            self._wait(self.waiting.bodies, DRAIN, "refused")
         elif self.head is not None:
-            self._wait_for_request("headers", self.options.head_seconds)
+            self._wait_for_request()
         else:
-            self._wait_for_request("idle", self.options.idle_seconds)
+            self._wait_for_request(idle=True)
 
     def handle_websocket_upgrade(self) -> None:
         """WebSockets are connections too, and at most half of them."""
-        if sum(not isinstance(own, Connection) for own in self.connections) >= max(1, self.most // 2):
-            self.refuse(503, f"{max(1, self.most // 2)} WebSockets are open already: try again later")
+        most = max(1, self.most // 2)
+        if sum(not isinstance(connection, Connection) for connection in self.connections) >= most:
+            self.refuse(503, f"{most} WebSockets are open already: try again later")
         else:
             self.deaf = True  # another protocol reads on
-            self._wait(None, None)
+            self._wait()
             super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser could not read."""
         self.refuse(*self.refusal)
 
-    def _too_long_url(self) -> tuple[int, str]:
-        return 414, f"a URL has at most {self.options.max_url} bytes"
-
-    def _too_long_headers(self) -> tuple[int, str]:
-        return 431, f"the request line and the headers have at most {self.options.max_headers} bytes"
+    def _too_long(self, size: int) -> tuple[int, str] | None:
+        """The refusal of a URL, or of headers of this size, that are beyond their limit."""
+        if len(self.url) > self.options.max_url:
+            return 414, f"a URL has at most {self.options.max_url} bytes"
+        if size > self.options.max_headers:
+            return 431, f"the request line and the headers have at most {self.options.max_headers} bytes"
+        return None
 
 
 def connections_of(guard: Guard) -> partial[Connection]:
     """What makes the connections of one server."""
-    return partial(Connection, guard, Crowd())
+    return partial(Connection, guard, Waiting())

@@ -1,9 +1,9 @@
-"""The door: everything passes here before the service sees it, and again on its way out.
+"""Checks of every request before the service sees it, and what is added to every answer.
 
     in    token, path, headers, host, size, time            refused with 401, 400, 421, 403, 413, 408, 429
     out   a request id, headers for browsers, one line of log, metrics
 
-Without a right token a request learns that it needs one, whatever it asked for. The front page and /health need none.
+Without a valid token the answer is 401, whatever the request. The front page and /health need none.
 """
 
 import asyncio
@@ -29,106 +29,85 @@ ONCE = ("host", "authorization", "content-type", "content-length", "origin", "se
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
 POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-BROWSER_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+BROWSER_HEADERS = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
 BEARER_PROTOCOL = "bearer."
 
 
-class Refused(Exception):
-    """A request that does not get in."""
-
-    def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
-        self.status, self.detail, self.headers = status, detail, headers or {}
-
-
 class Guard:
-    """The service behind its door, as an ASGI application; `api` is what stands behind it."""
+    """The service with its checks, as an ASGI application; `api` is the service itself."""
 
     def __init__(self, api: FastAPI, options: Options, metrics: Metrics, open_paths: frozenset[str]) -> None:
         self.api, self.options, self.metrics, self.open_paths = api, options, metrics, open_paths
+        self.body_bytes = 0  # of all bodies that are in memory
         self._digests = [hashlib.sha256(token.encode()).digest() for token in options.tokens]
-        self._waiting = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or not."""
+        """Pass a request on, or refuse it."""
         if scope["type"] not in ("http", "websocket"):
             await self.api(scope, receive, send)
             return
-        passage = _Passage(self, scope, receive, send)
+        exchange = _Exchange(self, scope, receive, send)
         try:
             try:
-                self._look_at(scope, Headers(scope=scope))
-            except Refused as refused:
-                await passage.refuse(refused)
+                self._check(scope, Headers(scope=scope))
+            except HTTPException as refusal:
+                await exchange.refuse(refusal)
             else:
-                await self.api(scope, passage.receive, passage.send)
+                await self.api(scope, exchange.receive, exchange.send)
         except Exception:  # answered already, with a 500 that says nothing
-            logger.exception("failure", extra={"facts": {"request": passage.id}})
+            logger.exception("failure", extra={"facts": {"request": exchange.id}})
         finally:
-            passage.end()
+            exchange.end()
 
-    # -- who and what -------------------------------------------------------------------------------------------------
-
-    def _look_at(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         path: str = scope["path"]
-        if path not in self.open_paths and not self._knows(headers, scope["type"]):
-            raise Refused(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
+        if path not in self.open_paths and not self._has_token(headers, scope["type"]):
+            raise HTTPException(401, "a token is needed: Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
         raw = scope.get("raw_path") or b""
         if re.search(rb"%(2f|5c|[01][0-9a-f]|7f)", raw.lower()) or "\\" in path or {".", ".."} & set(path.split("/")):
-            raise Refused(400, "the path holds an encoded slash, a backslash, a control character, or . or .. as a part")
+            raise HTTPException(400, "the path holds an encoded slash, a backslash, a control character, or . or .. as a part")
         for name in ONCE:
             if len(headers.getlist(name)) > 1:
-                raise Refused(400, f"the header {name} was sent twice")
+                raise HTTPException(400, f"the header {name} was sent twice")
         host = _host_of(headers.get("host", ""))
         if self.options.hosts and host not in self.options.hosts:
-            raise Refused(421, "this server does not answer to that host name: start it with --allow-host NAME")
+            raise HTTPException(421, "this server does not answer to that host name: start it with --allow-host NAME")
         origin = headers.get("origin")
         if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
-            raise Refused(403, "pages of other origins may not use this server")
+            raise HTTPException(403, "pages of other origins may not use this server")
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
-            raise Refused(415, "bodies are sent as they are, without Content-Encoding")
+            raise HTTPException(415, "bodies must be sent without Content-Encoding")
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit():
-            raise Refused(400, "Content-Length is no number")
+            raise HTTPException(400, "Content-Length is not a number")
         if int(length[:20]) > self.options.max_body:
-            raise Refused(413, f"a body has at most {self.options.max_body} bytes")
+            raise HTTPException(413, f"a body has at most {self.options.max_body} bytes")
 
-    def _knows(self, headers: Headers, kind: str) -> bool:
-        """Whether the request brings one of our tokens; takes as long for each that is wrong."""
+    def _has_token(self, headers: Headers, kind: str) -> bool:
+        """Whether the request brings one of the server's tokens, in a time that does not depend on the token."""
         if not self._digests:
             return True
         given = headers.getlist("authorization")
         token = given[0].partition(" ")[2] if len(given) == 1 and given[0][:7].lower() == "bearer " else ""
         if kind == "websocket" and not given:  # a page cannot set the header of a WebSocket
-            protocols = [own.strip() for own in headers.get("sec-websocket-protocol", "").split(",")]
-            token = next((own.removeprefix(BEARER_PROTOCOL) for own in protocols if own.startswith(BEARER_PROTOCOL)), "")
+            protocols = [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",")]
+            token = next((name.removeprefix(BEARER_PROTOCOL) for name in protocols if name.startswith(BEARER_PROTOCOL)), "")
         digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         return sum([hmac.compare_digest(digest, known) for known in self._digests]) > 0
 
-    # -- how much -----------------------------------------------------------------------------------------------------
 
-    def hold(self, size: int) -> None:
-        """Count the bytes of bodies that are in memory."""
-        self._waiting += size
-        if self._waiting > self.options.max_waiting:
-            raise HTTPException(429, "the server is busy with other bodies: try again", {"Retry-After": "1"})
-
-    def release(self, size: int) -> None:
-        """They are gone."""
-        self._waiting -= size
-
-
-class _Passage:
-    """One request on its way in and out."""
+class _Exchange:
+    """One request and its answer."""
 
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self.guard, self.scope, self._receive, self._send = guard, scope, receive, send
-        asked = Headers(scope=scope).get("x-request-id", "")
-        self.id = asked if REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+        client_id = Headers(scope=scope).get("x-request-id", "")
+        self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         self.began = time.perf_counter()
         self.since = asyncio.get_running_loop().time()
         self.status, self.size, self.whole = 0, 0, scope["type"] == "websocket"
@@ -150,7 +129,9 @@ class _Passage:
             size = len(message.get("body", b""))
             self.size += size
             self.whole = not message.get("more_body", False)
-            self.guard.hold(size)
+            self.guard.body_bytes += size
+            if self.guard.body_bytes > options.max_waiting:
+                raise HTTPException(429, "the server is busy with other bodies: try again", {"Retry-After": "1"})
             if self.size > options.max_body:
                 raise HTTPException(413, f"a body has at most {options.max_body} bytes")
         return message
@@ -159,29 +140,28 @@ class _Passage:
         """An answer, with our headers."""
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
-            own = [(name.lower().encode(), value.encode()) for name, value in BROWSER_HEADERS.items()]
-            message["headers"] = [*message.get("headers", []), *own, (b"x-request-id", self.id.encode())]
+            message["headers"] = [*message.get("headers", []), *BROWSER_HEADERS, (b"x-request-id", self.id.encode())]
         elif message["type"] == "websocket.accept":
             self.status = 101
         await self._send(message)
 
-    async def refuse(self, refused: Refused) -> None:
-        """Say no. A WebSocket gets an HTTP answer where the server can give one."""
-        answer = problem(refused.status, refused.detail, refused.headers)
+    async def refuse(self, refusal: HTTPException) -> None:
+        """Answer with an error. A WebSocket gets an HTTP answer where the server can give one."""
+        status = refusal.status_code
+        answer = problem(status, refusal.detail, dict(refusal.headers or {}))
         if self.scope["type"] == "http":
             await answer(self.scope, self.receive, self.send)
         elif "websocket.http.response" in self.scope.get("extensions", {}):
-            start: Message = {"type": "websocket.http.response.start", "status": refused.status, "headers": answer.raw_headers}
-            await self.send(start)
+            await self.send({"type": "websocket.http.response.start", "status": status, "headers": answer.raw_headers})
             await self._send({"type": "websocket.http.response.body", "body": answer.body})
         else:
-            self.status = refused.status
+            self.status = status
             await self._send({"type": "websocket.close", "code": 1008})
 
     def end(self) -> None:
-        """Write down what happened."""
+        """Count the request and log it."""
         scope, seconds, metrics = self.scope, time.perf_counter() - self.began, self.guard.metrics
-        self.guard.release(self.size)
+        self.guard.body_bytes -= self.size
         method = scope.get("method", "WEBSOCKET")
         route = getattr(scope.get("route"), "path", "other")
         shown = method if method in METHODS else "other"

@@ -1,6 +1,6 @@
-"""Who watches which set: a WebSocket waits for its bell, and sends the newest prediction when it rings.
+"""Which WebSockets watch which set, and what they are sent.
 
-Bells that ring while a prediction is computed or sent are one ring: a slow watcher misses steps in between, never the last.
+Changes that come while a prediction is computed or sent count as one: a slow client misses steps in between, never the last.
 """
 
 import asyncio
@@ -8,44 +8,49 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from fastapi import WebSocket
+
+PROTOCOL = "setstream"
+
+
+async def accept(socket: WebSocket) -> None:
+    """Accept a WebSocket, with our protocol if the client offers it (browsers send their token as another one)."""
+    await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", []) else None)
+
 
 class Watchers:
-    """The bells of all open WebSockets, by set. Everything here happens on the event loop."""
+    """An event for each open WebSocket, by set. Everything here happens on the event loop."""
 
-    def __init__(self) -> None:
-        self._bells: dict[str, set[asyncio.Event]] = {}
+    def __init__(self, compute: Callable[[str], Coroutine[Any, Any, str]]) -> None:
+        self._compute = compute
+        self._events: dict[str, set[asyncio.Event]] = {}
         self._messages: dict[str, asyncio.Task[str]] = {}
 
     @contextmanager
     def watch(self, id: str) -> Iterator[asyncio.Event]:
-        """A bell that rings when the set changes; it has rung once, for what is there already."""
-        bell = asyncio.Event()
-        bell.set()
-        self._bells.setdefault(id, set()).add(bell)
+        """An event that is set when the set changes, and at the start for what is there already."""
+        event = asyncio.Event()
+        event.set()
+        self._events.setdefault(id, set()).add(event)
         try:
-            yield bell
+            yield event
         finally:
-            self._bells[id].discard(bell)
-            if not self._bells[id]:
-                del self._bells[id]
+            self._events[id].discard(event)
+            if not self._events[id]:
+                del self._events[id]
 
-    async def message(self, id: str, compute: Callable[[str], Coroutine[Any, Any, str]]) -> str:
-        """What all who watch a set are to be told: computed once for those who ask between two changes."""
+    async def message(self, id: str) -> str:
+        """The message for all who watch a set: computed once for those that need it between two changes."""
         task = self._messages.get(id)
         if task is None:
-            task = self._messages[id] = asyncio.create_task(compute(id))
-
-            def forget(done: asyncio.Task[str]) -> None:
-                if self._messages.get(id) is done:
-                    del self._messages[id]
-
-            task.add_done_callback(forget)
+            task = self._messages[id] = asyncio.create_task(self._compute(id))
+            task.add_done_callback(lambda done: self._messages.pop(id) if self._messages.get(id) is done else None)
         return await asyncio.shield(task)
 
-    def ring(self, ids: Sequence[str]) -> None:
+    def notify(self, ids: Sequence[str]) -> None:
         """These sets have changed."""
-        if self._bells:
+        if self._events:
             for id in set(ids):
-                self._messages.pop(id, None)  # what is being computed may have been read before the change
-                for bell in self._bells.get(id, ()):
-                    bell.set()
+                self._messages.pop(id, None)  # it may have been read before the change
+                for event in self._events.get(id, ()):
+                    event.set()

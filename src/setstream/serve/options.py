@@ -1,4 +1,4 @@
-"""What a server may be asked for, and by whom."""
+"""The limits of a server, and its tokens."""
 
 import ipaddress
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from setstream.errors import ConfigurationError
 
 TOKEN_VARIABLE = "SETSTREAM_TOKENS"
-# What may stand in a header, and in a WebSocket's list of protocols.
+# What is allowed in a header, and in a WebSocket's list of protocols.
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 # Seconds before a body's average rate is looked at.
 BODY_START = 5.0
@@ -17,19 +17,22 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Options:
-    """The limits of a server; a request beyond one gets a 4xx that names it.
+    """The limits of a server; a request beyond one gets a 4xx answer that names it.
 
-    tokens:       who may ask; empty: everybody who can reach the server.
-    hosts:        the names that it answers to, against pages that point their own name at it; empty: any.
-    max_body:     bytes of a request.
-    max_elements: elements of a request.
-    max_sets:     sets in the store.
-    max_waiting:  bytes of all requests that are being read or computed; beyond it, 429.
-    max_url, max_headers: bytes of a request's URL, and of its first line and headers together.
-    head_seconds: how long headers may take to arrive, from the connection or from their first byte.
-    idle_seconds: how long a connection may be kept between two requests.
-    body_seconds: how long a request's body may take to arrive.
-    body_rate:    bytes a second that must have come of a body, on average, once it is BODY_START seconds old.
+    Args:
+        tokens: Who may use the server; empty: everybody who can reach it.
+        hosts: The host names that it answers to, against pages that point their own name at it; empty: any.
+        max_body: Bytes of a request.
+        max_elements: Elements of a request.
+        max_sets: Sets in the store.
+        max_waiting: Bytes of all requests that are being read or computed; beyond it, 429.
+        max_url: Bytes of a request's URL.
+        max_headers: Bytes of a request's first line and headers together.
+        head_seconds: How long headers may take to arrive, from the connection or from their first byte.
+        idle_seconds: How long a connection may be kept between two requests.
+        body_seconds: How long a request's body may take to arrive.
+        body_rate: Bytes per second that must have come of a body, on average, after its first five seconds.
+
     """
 
     tokens: tuple[str, ...] = ()
@@ -69,12 +72,10 @@ def read_tokens(environment: str | None, file: Path | None) -> tuple[str, ...]:
             raise ConfigurationError(f"the tokens in {file} cannot be read: {error}") from error
     else:
         texts = (environment or "").split(",")
-    found = tuple(text.strip() for text in texts if text.strip())
-    if not found and (environment is not None or file is not None):
-        raise ConfigurationError(
-            f"{file or TOKEN_VARIABLE} holds no token: a server without tokens is asked for by giving none"
-        )
-    return found
+    tokens = tuple(text.strip() for text in texts if text.strip())
+    if not tokens and (environment is not None or file is not None):
+        raise ConfigurationError(f"{file or TOKEN_VARIABLE} holds no token: for a server without tokens, give neither")
+    return tokens
 
 
 def is_loopback(host: str) -> bool:

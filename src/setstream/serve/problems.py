@@ -1,4 +1,6 @@
-"""Errors as HTTP: which status each gets. The message is the error's own."""
+"""Errors as HTTP: which status each gets."""
+
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -7,17 +9,6 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from setstream.errors import ConsistencyError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
-
-# The first that fits counts. What is not named here is something that the client sent, and cannot be.
-STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
-    (UnknownSetError, 404),
-    (StoreFullError, 403),
-    (StoreError, 503),
-    (MismatchError, 409),
-    (ConsistencyError, 409),
-    (SetstreamError, 422),
-)
-
 
 # Characters of an answer that says what was wrong.
 MOST_TEXT = 2000
@@ -28,18 +19,28 @@ class TooManyElements(SetstreamError, ValueError):
 
 
 class BadMessage(SetstreamError, ValueError):
-    """A message of the playground that cannot be."""
+    """An invalid message to the playground."""
+
+
+# The first that fits counts. What is not named here is invalid input.
+STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
+    (TooManyElements, 413),
+    (UnknownSetError, 404),
+    (StoreFullError, 403),
+    (StoreError, 503),
+    (MismatchError, 409),
+    (ConsistencyError, 409),
+    (SetstreamError, 422),
+)
 
 
 def status_of(error: SetstreamError) -> int:
-    """The status of one of our errors."""
-    if isinstance(error, TooManyElements):
-        return 413
+    """The status of an error."""
     return next(status for kind, status in STATUS if isinstance(error, kind))
 
 
 def message_of(error: SetstreamError) -> str:
-    """Its message, without the place of the store: that is nobody's business outside."""
+    """Its message, without the place of the store, which clients need not know."""
     text = _sendable(str(error.args[0]) if error.args else str(error))
     return text.partition(": ")[2] if isinstance(error, UnknownSetError | StoreFullError) else text
 
@@ -49,8 +50,14 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return JSONResponse({"detail": _sendable(detail)}, status, headers)
 
 
+def validation_message(error: Any) -> str:
+    """One of pydantic's errors, in a line."""
+    place = ".".join(map(str, error["loc"]))
+    return f"{place}: {error['msg']}" if place else str(error["msg"])
+
+
 def _sendable(text: str) -> str:
-    """Without halves of characters, which have no bytes, and not longer than anybody reads: both may have been sent to us."""
+    """The text without lone surrogates, which have no bytes, and not too long: clients may have sent both."""
     return text[:MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
@@ -58,21 +65,20 @@ def add_handlers(app: FastAPI) -> None:
     """Turn errors into answers."""
 
     @app.exception_handler(SetstreamError)
-    async def ours(request: Request, error: SetstreamError) -> JSONResponse:
+    async def failed(request: Request, error: SetstreamError) -> JSONResponse:
         status = status_of(error)
-        if status == 503:  # the store's own troubles are for the log
+        if status == 503:  # the reason is for the log only
             request.state.problem = str(error)
             return problem(503, "the store of states cannot be reached, or is busy: try again", {"Retry-After": "1"})
         return problem(status, message_of(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = ["{}: {}".format(".".join(map(str, own["loc"])), own["msg"]) for own in error.errors()[:5]]
-        return problem(422, "; ".join(found))
+        return problem(422, "; ".join(map(validation_message, error.errors()[:5])))
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return problem(400, "the body was cut off")  # for the log: nobody hears it
+        return problem(400, "the body was cut off")  # for the log: the client is gone
 
     @app.exception_handler(StarletteHTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

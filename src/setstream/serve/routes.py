@@ -1,40 +1,30 @@
-"""The routes: what can be asked for over HTTP."""
+"""The routes of the HTTP interface."""
 
+import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from setstream.errors import UnknownSetError
-from setstream.serve.answers import (
-    ID_PATTERN,
-    Health,
-    MergeFrom,
-    Model,
-    Page,
-    Prediction,
-    Problem,
-    SetDetails,
-    SetId,
-    SetInfo,
-)
+from setstream.serve import answers
 from setstream.serve.bodies import ARROW, JSON, NPY
+from setstream.serve.live import accept
 from setstream.serve.metrics import CONTENT_TYPE
 from setstream.serve.service import Service
 
 STATE = "application/octet-stream"
 REASONS = {
-    400: "Path or headers that cannot be.",
+    400: "Invalid path or headers.",
     401: "No token, or a wrong one.",
-    403: "Another origin, or no more sets may begin.",
+    403: "Another origin, or no more sets may be created.",
     404: "There is no such set.",
     408: "The body took too long to arrive.",
     409: "A state of another encoder.",
     413: "Too many bytes or elements.",
-    415: "A content type that is not taken here.",
+    415: "A content type that this route does not accept.",
     421: "Another host name than this server's.",
-    422: "Values that cannot be: the answer says what was expected.",
+    422: "Invalid values: the answer says what was expected.",
     429: "Too many bytes at a time: try again.",
     503: "The store cannot be reached.",
 }
@@ -43,9 +33,9 @@ CHANGES = (408, 413, 415, 422, 429, 503)
 BINARY = {"type": "string", "format": "binary"}
 
 
-def answers(*codes: int) -> dict[int | str, dict[str, Any]]:
+def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may answer with, for OpenAPI."""
-    return {code: {"model": Problem, "description": REASONS[code]} for code in sorted({*codes, *ALWAYS})}
+    return {code: {"model": answers.Problem, "description": REASONS[code]} for code in sorted({*codes, *ALWAYS})}
 
 
 def body_of(**contents: Any) -> dict[str, Any]:
@@ -55,12 +45,12 @@ def body_of(**contents: Any) -> dict[str, Any]:
 
 def service_of(request: Request) -> Service:
     """The service that the application was made with."""
-    found: Service = request.app.state.service
-    return found
+    service: Service = request.app.state.service
+    return service
 
 
-Asked = Annotated[Service, Depends(service_of)]
-Id = Annotated[SetId, Path(pattern=ID_PATTERN, description="The set's id.", examples=["customer-7"])]
+Served = Annotated[Service, Depends(service_of)]
+Id = Annotated[answers.SetId, Path(pattern=answers.ID_PATTERN, description="The set's id.", examples=["customer-7"])]
 router = APIRouter()
 
 
@@ -87,127 +77,153 @@ ELEMENTS = {
     NPY: {"schema": BINARY},
     ARROW: {"schema": BINARY},
 }
-
-
-@router.post("/sets/{id}/elements", responses=answers(*CHANGES), openapi_extra=body_of(**ELEMENTS))
-async def append(id: Id, request: Request, service: Asked) -> SetInfo:
-    """Add elements to a set, which begins with them if it is new. Answered when they are committed."""
-    kind = content_type(request, JSON, NPY, ARROW)
-    done = await service.append(id, kind, await request.body())
-    return SetInfo(id=id, count=done.count)
-
-
 MERGE_BYTES = 2**12  # of a body that names a set
-MERGE = {JSON: {"schema": MergeFrom.model_json_schema()}}
+MERGE = {JSON: {"schema": answers.MergeFrom.model_json_schema()}}
+STATE_BODY = body_of(**{STATE: {"schema": BINARY}})
 
 
-@router.post("/sets/{id}/merge", responses=answers(404, 409, *CHANGES), openapi_extra=body_of(**MERGE))
-async def merge(id: Id, request: Request, service: Asked) -> SetInfo:
+@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=body_of(**ELEMENTS))
+async def append(id: Id, request: Request, service: Served) -> answers.SetInfo:
+    """Add elements to a set, which is created if it is new. Answered when they are committed."""
+    kind = content_type(request, JSON, NPY, ARROW)
+    return answers.SetInfo(id=id, count=await service.append(id, kind, await request.body()))
+
+
+@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=body_of(**MERGE))
+async def merge(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add another set to a set. The other stays."""
     content_type(request, JSON)
     body = await request.body()
     if len(body) > MERGE_BYTES:
         raise HTTPException(413, f"a body that names a set has at most {MERGE_BYTES} bytes")
     try:
-        other = MergeFrom.model_validate_json(body)
+        other = answers.MergeFrom.model_validate_json(body)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    done = await service.merge(id, other.source)
-    return SetInfo(id=id, count=done.count)
+    return answers.SetInfo(id=id, count=await service.writer.submit(id, other.source))
 
 
-@router.delete("/sets/{id}", status_code=204, responses=answers(404, 422, 503))
-async def forget(id: Id, service: Asked) -> None:
-    """Forget a set."""
-    if not await service.forget(id):
-        raise UnknownSetError(f"store: there is no set {id!r}")
+@router.delete("/sets/{id}", status_code=204, responses=problems(404, 422, 503))
+async def delete(id: Id, service: Served) -> None:
+    """Delete a set."""
+    await service.delete(id)
 
 
-@router.put("/sets/{id}/state", responses=answers(409, *CHANGES), openapi_extra=body_of(**{STATE: {"schema": BINARY}}))
-async def replace_state(id: Id, request: Request, service: Asked) -> SetInfo:
-    """Put a state (safetensors, as State.to_bytes writes it) in the place of a set's; the set begins with it if it is new."""
+@router.put("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY)
+async def replace_state(id: Id, request: Request, service: Served) -> answers.SetInfo:
+    """Replace a set by a state (safetensors, as State.to_bytes writes it); the set is created if it is new."""
     content_type(request, STATE)
-    done = await service.upload(id, await request.body(), replace=True)
-    return SetInfo(id=id, count=done.count)
+    return answers.SetInfo(id=id, count=await service.upload(id, await request.body(), replace=True))
 
 
-@router.post("/sets/{id}/state", responses=answers(409, *CHANGES), openapi_extra=body_of(**{STATE: {"schema": BINARY}}))
-async def add_state(id: Id, request: Request, service: Asked) -> SetInfo:
+@router.post("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY)
+async def add_state(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add a state that was made elsewhere to a set: what another machine has seen."""
     content_type(request, STATE)
-    done = await service.upload(id, await request.body(), replace=False)
-    return SetInfo(id=id, count=done.count)
+    return answers.SetInfo(id=id, count=await service.upload(id, await request.body(), replace=False))
 
 
 # -- questions --------------------------------------------------------------------------------------------------------
 
 
-@router.get("/sets", responses=answers(422, 503))
+@router.get("/sets", responses=problems(422, 503))
 async def list_sets(
-    service: Asked,
+    service: Served,
     after: Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$", description="Ids that follow this one.")] = "",
-    limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 100,
-) -> Page:
+    limit: Annotated[int, Query(ge=1, le=1000, description="How many, at most.")] = 100,
+) -> answers.Page:
     """The sets, in the order of their ids, page by page."""
-    found = await service.run_in_reader(service.store.counts, after, limit + 1)
-    sets = [SetInfo(id=id, count=count) for id, count in found[:limit]]
-    return Page(sets=sets, next=sets[-1].id if len(found) > limit else None)
+    counts = await service.run_in_reader(service.store.counts, after, limit + 1)
+    sets = [answers.SetInfo(id=id, count=count) for id, count in counts[:limit]]
+    return answers.Page(sets=sets, next=sets[-1].id if len(counts) > limit else None)
 
 
-@router.get("/sets/{id}", responses=answers(404, 422, 503))
-async def describe(id: Id, service: Asked) -> SetDetails:
+@router.get("/sets/{id}", responses=problems(404, 422, 503))
+async def describe(id: Id, service: Served) -> answers.SetDetails:
     """How many elements a set has seen, and how large its state is."""
     count, size = await service.run_in_reader(service.store.describe, id)
-    return SetDetails(id=id, count=count, bytes=size)
+    return answers.SetDetails(id=id, count=count, bytes=size)
 
 
-@router.get("/sets/{id}/prediction", responses=answers(404, 422, 503))
-async def predict(id: Id, service: Asked) -> Prediction:
-    """What the model says about a set now."""
-    count, prediction = await service.predict(id)
-    return Prediction(id=id, count=count, prediction=prediction)
+@router.get("/sets/{id}/prediction", responses=problems(404, 422, 503))
+async def predict(id: Id, service: Served) -> answers.Prediction:
+    """The model's prediction for a set now."""
+    return await service.predict(id)
+
+
+@router.websocket("/sets/{id}/live")
+async def live(id: Id, socket: WebSocket) -> None:
+    """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""
+    service: Service = socket.app.state.service
+    await accept(socket)
+    service.metrics.watchers.inc()
+    gone = asyncio.create_task(_until_gone(socket))
+    sent = ""
+    try:
+        with service.watchers.watch(id) as changed:
+            while True:
+                waiting = asyncio.create_task(changed.wait())
+                await asyncio.wait({gone, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                if gone.done():
+                    break
+                changed.clear()
+                message = await service.watchers.message(id)
+                if message != sent:  # a change may be read before its event is set: the client knows it then
+                    await socket.send_text(message)
+                    sent = message
+    except (WebSocketDisconnect, RuntimeError):  # the client left while we were sending
+        pass
+    finally:
+        gone.cancel()
+        service.metrics.watchers.dec()
+
+
+async def _until_gone(socket: WebSocket) -> None:
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
 
 
 @router.get(
     "/sets/{id}/state",
     response_class=Response,
-    responses=answers(404, 422, 503) | {200: {"content": {STATE: {"schema": BINARY}}, "description": "A safetensors file."}},
+    responses=problems(404, 422, 503) | {200: {"content": {STATE: {"schema": BINARY}}, "description": "A safetensors file."}},
 )
-async def download_state(id: Id, service: Asked) -> Response:
-    """The state of a set, for State.from_bytes, another server, or a shelf."""
+async def download_state(id: Id, service: Served) -> Response:
+    """The state of a set, for State.from_bytes, another server, or an archive."""
     return Response(await service.run_in_reader(service.store.get_bytes, id), media_type=STATE)
 
 
 # -- the server itself ------------------------------------------------------------------------------------------------
 
 
-@router.get("/model", responses=answers())
-async def model(request: Request, service: Asked) -> Model:
+@router.get("/model", responses=problems())
+async def model(request: Request, service: Served) -> answers.Model:
     """Which model answers, and what its elements look like."""
     encoder, classes = service.store.encoder, service.store.model.options.get("classes")
-    return Model(
+    return answers.Model(
         name=request.app.state.model_name,
         fingerprint=await service.run_in_reader(lambda: encoder.empty(1).fingerprint or ""),
         element_width=encoder.width(),
         classes=classes if isinstance(classes, list) else None,
-        parameters=sum(own.numel() for own in service.store.model.parameters()),
+        parameters=sum(parameter.numel() for parameter in service.store.model.parameters()),
         max_elements=service.options.max_elements,
     )
 
 
-@router.get("/health", responses=answers(503))
-async def health(service: Asked) -> Health:
+@router.get("/health", responses=problems(503))
+async def health(service: Served) -> answers.Health:
     """Whether the server and its store answer. Needs no token."""
     await service.check_store()
-    return Health(status="ok")
+    return answers.Health(status="ok")
 
 
 @router.get(
     "/metrics",
     response_class=Response,
-    responses=answers() | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}},
+    responses=problems() | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}},
 )
-async def metrics(service: Asked) -> Response:
+async def metrics(service: Served) -> Response:
     """Counters for Prometheus."""
     service.metrics.sets.set(service.writer.sets)
     return Response(service.metrics.text(), media_type=CONTENT_TYPE)

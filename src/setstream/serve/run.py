@@ -18,25 +18,25 @@ from setstream.serve.options import Options
 from setstream.stores.store import StateStore
 
 # Seconds that a thread may keep the interpreter while another waits. The writer computes all the time under load; Python's
-# own 5 ms would be added to every step of every request.
+# default of 5 ms would be added to every step of every request.
 SWITCH = 0.0005
 
 
 class Server(uvicorn.Server):
-    """Says where it is as soon as it can be reached."""
+    """A server that calls `ready` with its address as soon as it can be reached."""
 
-    #: Called with the address then.
-    ready: Callable[[str], None] | None = None
+    def __init__(self, config: uvicorn.Config, ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         await super().startup(sockets)
         if self.started:
             host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
             url = f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}"
             logger.info("running on %s", url)
-            if self.ready is not None:
-                self.ready(url)
+            self._ready(url)
 
 
 def make_server(
@@ -49,9 +49,23 @@ def make_server(
     log_level: str | None = None,
     connections: int = 4096,
     grace: int = 30,
+    ready: Callable[[str], None] = lambda url: None,
 ) -> Server:
-    """A server that is not yet running. Port 0 takes a free one; the log says which."""
-    if options.hosts:  # an address is a name, too
+    """A server that is not yet running.
+
+    Args:
+        store: The states, and the model that reads them.
+        options: The limits, and the tokens.
+        name: The model's name in `GET /model`.
+        host: The address to listen on; it is one of the host names that the server answers to.
+        port: The port; 0 takes a free one, and the log says which.
+        log_level: The level of the log, which goes to the standard error; None leaves logging as it is.
+        connections: Connections at a time.
+        grace: Seconds that requests have to finish when the server is stopped.
+        ready: Called with the address when the server can be reached.
+
+    """
+    if options.hosts:
         options = replace(options, hosts=(*options.hosts, host.lower()))
     app = create_app(store, options, name)
     config = uvicorn.Config(
@@ -68,7 +82,7 @@ def make_server(
         ws_max_size=2**16,
         proxy_headers=False,
     )
-    return Server(config)
+    return Server(config, ready)
 
 
 def listen(host: str, port: int) -> socket:
@@ -82,8 +96,7 @@ def listen(host: str, port: int) -> socket:
         raise ConfigurationError(f"cannot listen on {host}, port {port}: {error.strerror or error}; {instead}") from error
 
 
-def run(server: Server, bound: socket, ready: Callable[[str], None]) -> None:
-    """Serve on a bound socket until a signal comes; `ready` is told the address once the server can be reached."""
-    server.ready = ready
+def run(server: Server, bound: socket) -> None:
+    """Serve on a bound socket until a signal comes."""
     sys.setswitchinterval(SWITCH)
     server.run([bound])

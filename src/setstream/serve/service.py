@@ -1,4 +1,4 @@
-"""What the routes ask for: a store, the thread that writes to it, threads that read, and those who watch."""
+"""What the routes call: a store, the thread that writes to it, threads that read, and the WebSockets that watch."""
 
 import asyncio
 import os
@@ -10,22 +10,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from setstream.errors import DataError, SetstreamError, ShapeError, StoreError
-from setstream.serve.answers import as_json
+from setstream.errors import DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
+from setstream.serve.answers import Prediction, Problem, as_json
 from setstream.serve.bodies import parse_elements
 from setstream.serve.live import Watchers
 from setstream.serve.log import logger
 from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
+from setstream.serve.problems import message_of
 from setstream.serve.writer import Writer
 from setstream.states.state import State
-from setstream.stores.store import Changed, StateStore
+from setstream.stores.store import StateStore
 
-# Bodies up to this size are parsed where they arrive: handing them to a thread would take longer.
+# Bodies up to this size are parsed on the event loop: handing them to a thread would take longer.
 SMALL = 2**14
 # Seconds after which a server counts the sets anew: others may share its store.
 RECOUNT = 10.0
-# Seconds that the store has to show that it is there.
+# Seconds that the store has to answer a health check.
 PULSE = 2.0
 
 T = TypeVar("T")
@@ -36,12 +37,12 @@ class Service:
 
     def __init__(self, store: StateStore, options: Options, metrics: Metrics) -> None:
         self.store, self.options, self.metrics = store, options, metrics
-        self.watchers = Watchers()
+        self.watchers = Watchers(self._message)
         self.visitors = 0  # of the playground, now
-        self.writer = Writer(store, options.max_sets, metrics, self.watchers.ring)
+        self.writer = Writer(store, options.max_sets, metrics, self.watchers.notify)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
-        self._guests = ThreadPoolExecutor(1, "setstream-playground")
-        self._pulse = ThreadPoolExecutor(1, "setstream-health")
+        self._playground = ThreadPoolExecutor(1, "setstream-playground")
+        self._health = ThreadPoolExecutor(1, "setstream-health")
         self._checking: asyncio.Future[Any] | None = None
         self._counting = asyncio.create_task(self._recount())
 
@@ -49,59 +50,53 @@ class Service:
         """Finish every change that waits, then close the store."""
         self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
-        self._guests.shutdown(wait=False, cancel_futures=True)
-        self._pulse.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._playground, self._health):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.store.close()
 
     async def run_in_reader(self, work: Callable[..., T], *values: Any) -> T:
-        """Do something that takes time in a thread, so that the event loop goes on."""
+        """Run what takes time in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
 
-    async def beside(self, work: Callable[..., T], *values: Any) -> T:
-        """The same for visitors of the playground, one after another: they must not hold up who asks about sets."""
-        return await asyncio.get_running_loop().run_in_executor(self._guests, work, *values)
+    async def run_in_playground(self, work: Callable[..., T], *values: Any) -> T:
+        """The same for visitors of the playground, one after another: they must not hold up requests about sets."""
+        return await asyncio.get_running_loop().run_in_executor(self._playground, work, *values)
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    async def append(self, id: str, kind: str, body: bytes) -> Changed:
-        """Add the elements in a body to a set."""
-        given = kind, body, self.options.max_elements
-        elements: Tensor = parse_elements(*given) if len(body) <= SMALL else await self.run_in_reader(parse_elements, *given)
+    async def append(self, id: str, kind: str, body: bytes) -> int:
+        """Add the elements in a body to a set; returns its count."""
+        arguments = kind, body, self.options.max_elements
+        small = len(body) <= SMALL
+        elements: Tensor = parse_elements(*arguments) if small else await self.run_in_reader(parse_elements, *arguments)
         try:
-            done = await self.writer.submit(id, elements)
+            count = await self.writer.submit(id, elements)
         except ShapeError as error:
             width = self.store.encoder.width()
             if width is None:
                 raise
-            came = f"lists of shape {tuple(elements.shape[1:])}" if elements.dim() > 1 else "single numbers"
-            raise DataError(
-                f"each element must be {width} numbers, as in [[...], [...]]; those that came are {came}"
-            ) from error
+            shape = f"lists of shape {tuple(elements.shape[1:])}" if elements.dim() > 1 else "single numbers"
+            raise DataError(f"each element must be {width} numbers, as in [[...], [...]]; got {shape}") from error
         self.metrics.elements.inc(len(elements))
-        return done
+        return count
 
-    async def upload(self, id: str, body: bytes, replace: bool) -> Changed:
-        """Add a state that was made elsewhere, or put it in the place of a set's."""
+    async def upload(self, id: str, body: bytes, replace: bool) -> int:
+        """Add a state that was made elsewhere, or replace the set by it; returns its count."""
         return await self.writer.submit(id, await self.run_in_reader(self._state_in, body), replace)
 
-    async def merge(self, id: str, other: str) -> Changed:
-        """Add another set of the store."""
-        return await self.writer.submit(id, other)
-
-    async def forget(self, id: str) -> bool:
-        """Drop a set."""
-        was_there = await self.run_in_reader(self.store.forget, id)
-        if was_there:
-            self.writer.count_sets(-1)
-            self.watchers.ring([id])
-        return was_there
+    async def delete(self, id: str) -> None:
+        """Delete a set."""
+        if not await self.run_in_reader(self.store.delete, id):
+            raise UnknownSetError(f"store: there is no set {id!r}")
+        self.writer.count_sets(-1)
+        self.watchers.notify([id])
 
     async def check_store(self) -> None:
-        """Raise StoreError unless the store answers soon. One question at a time, in a thread where nothing else waits."""
+        """Raise StoreError unless the store answers soon. One query at a time, in a thread that does nothing else."""
         if self._checking is None or self._checking.done():
-            ask = self.store.rows.query
-            self._checking = asyncio.get_running_loop().run_in_executor(self._pulse, ask, "SELECT 1")
+            loop = asyncio.get_running_loop()
+            self._checking = loop.run_in_executor(self._health, self.store.rows.query, "SELECT 1")
         checking = self._checking
         done, _ = await asyncio.wait({checking}, timeout=PULSE)
         if not done:
@@ -111,13 +106,23 @@ class Service:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    async def predict(self, id: str) -> tuple[int, Any]:
-        """How many elements a set has, and what the model says about it."""
+    async def predict(self, id: str) -> Prediction:
+        """The model's prediction for a set."""
         return await self.run_in_reader(self._predict, id)
 
-    def _predict(self, id: str) -> tuple[int, Any]:
+    def _predict(self, id: str) -> Prediction:
         state = self.store.get(id)
-        return int(state.count), as_json(self.store.finalize(state))
+        return Prediction(id=id, count=int(state.count), prediction=as_json(self.store.finalize(state)))
+
+    async def _message(self, id: str) -> str:
+        """What a WebSocket is sent about a set."""
+        try:
+            answer: Prediction | Problem = await self.predict(id)
+        except UnknownSetError:
+            answer = Prediction(id=id, count=0, prediction=None)
+        except SetstreamError as error:
+            answer = Problem(detail=message_of(error))
+        return answer.model_dump_json()
 
     def _state_in(self, body: bytes) -> State:
         state = State.from_bytes(body).to(self.store.encoder.device or "cpu")
@@ -132,6 +137,6 @@ class Service:
             began = time.monotonic()
             try:
                 await self.run_in_reader(self.writer.recount)
-            except SetstreamError as error:  # it cannot be reached now
+            except SetstreamError as error:  # the store cannot be reached now
                 logger.warning("recount", extra={"facts": {"problem": str(error)}})
-            pause = max(RECOUNT, 20 * (time.monotonic() - began))  # to count a million sets may take a second
+            pause = max(RECOUNT, 20 * (time.monotonic() - began))  # counting a million sets may take a second

@@ -3,7 +3,7 @@
     take everything that waits  ->  one encoder.update over all of it  ->  one transaction  ->  answer all
 
 A commit that is on the disk costs milliseconds, and a small update of a network costs as much as one of a hundred sets. So
-requests that arrive while the writer is at work wait together, and share the next round: nobody waits for a timer, and the
+requests that arrive while the writer is at work wait together, and share the next round: no timer is involved, and the
 busier the server, the cheaper a request. Nothing is answered before its commit has returned. Changes of one set are made one
 after another, in the order in which they came.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from setstream.errors import SetstreamError, ShapeError, StoreError
+from setstream.errors import SetstreamError, ShapeError
 from setstream.serve.metrics import Metrics
 from setstream.states.state import State
 from setstream.stores.store import Change, Changed, StateStore
@@ -25,17 +25,15 @@ from setstream.stores.store import Change, Changed, StateStore
 # The most that shares a round: a larger one is hardly cheaper, and the first in it waits for the last.
 ROUND_CHANGES, ROUND_ELEMENTS = 256, 2**16
 
-Answer = Changed | BaseException
 
-
-@dataclass
-class Asked:
+@dataclass(frozen=True)
+class Pending:
     """A change that waits: elements to encode, a state, or the id of another set."""
 
     id: str
     part: Tensor | State | str
     replace: bool
-    future: asyncio.Future[Changed]
+    future: asyncio.Future[int]
 
     @property
     def elements(self) -> int:
@@ -47,24 +45,24 @@ class Writer:
     """The thread. `changed` is called on the event loop with the ids of each round, after its commit."""
 
     def __init__(
-        self, store: StateStore, max_sets: int, metrics: Metrics, changed: Callable[[Sequence[str]], None] | None = None
+        self, store: StateStore, max_sets: int, metrics: Metrics, changed: Callable[[Sequence[str]], None] = lambda _: None
     ) -> None:
         self.store, self.max_sets, self.metrics, self.changed = store, max_sets, metrics, changed
         self.sets = len(store)
-        self._waiting: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._sets_lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="setstream-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, id: str, part: Tensor | State | str, replace: bool = False) -> Changed:
-        """Make a change; returns when it is committed."""
-        future: asyncio.Future[Changed] = self._loop.create_future()
-        self._waiting.put(Asked(id, part, replace, future))
+    async def submit(self, id: str, part: Tensor | State | str, replace: bool = False) -> int:
+        """Make a change; returns the set's count when it is committed."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._waiting.put(Pending(id, part, replace, future))
         return await future
 
     def count_sets(self, change: int) -> None:
-        """Keep the number of sets in step with what this server does; several servers each count anew now and then."""
+        """Keep the number of sets in step with what this server does; `recount` adds what other servers do."""
         with self._sets_lock:
             self.sets = max(0, self.sets + change)
 
@@ -80,54 +78,49 @@ class Writer:
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        going = True
-        while going:
-            first = self._waiting.get()
-            if first is None:
-                return
-            asked, elements = [first], first.elements
-            while len(asked) < ROUND_CHANGES and elements < ROUND_ELEMENTS:
-                try:
-                    more = self._waiting.get_nowait()
-                except queue.Empty:
+        pending: Pending | None = self._waiting.get()
+        while pending is not None:
+            changes, elements = [pending], pending.elements
+            while len(changes) < ROUND_CHANGES and elements < ROUND_ELEMENTS and not self._waiting.empty():
+                pending = self._waiting.get()
+                if pending is None:
                     break
-                if more is None:
-                    going = False
-                    break
-                asked.append(more)
-                elements += more.elements
-            answers = self._round(asked)
-            self.metrics.rounds.observe(len(asked))
-            self._loop.call_soon_threadsafe(self._answer, asked, answers)
+                changes.append(pending)
+                elements += pending.elements
+            results = self._round(changes)
+            self.metrics.rounds.observe(len(changes))
+            self._loop.call_soon_threadsafe(self._answer, changes, results)
+            if pending is not None:
+                pending = self._waiting.get()
 
-    def _round(self, asked: list[Asked]) -> list[Answer]:
-        answers: list[Answer | None] = [None] * len(asked)
+    def _round(self, pending: list[Pending]) -> Sequence[Changed | BaseException]:
+        results: dict[int, Changed | BaseException] = {}
+        changes: dict[int, Change] = {}
         try:
-            changes: list[tuple[int, Change]] = []
-            for place, part in enumerate(encode_all(self.store, [own.part for own in asked])):
+            for place, part in enumerate(encode_all(self.store, [change.part for change in pending])):
                 if isinstance(part, SetstreamError):
-                    answers[place] = part
+                    results[place] = part
                 else:
-                    changes.append((place, Change(asked[place].id, part, asked[place].replace)))
-            if changes:
-                done = self.store.apply([change for _, change in changes], room=self.max_sets - self.sets)
-                self.count_sets(sum(isinstance(own, Changed) and own.began for own in done))
-                for (place, _), own in zip(changes, done, strict=True):
-                    answers[place] = own
-        except BaseException as error:  # the thread lives on, and every request gets its answer
-            answers = [own or error for own in answers]
-        return [own or StoreError("no answer") for own in answers]
+                    changes[place] = Change(pending[place].id, part, pending[place].replace)
+            applied = self.store.apply(list(changes.values()), room=self.max_sets - self.sets) if changes else []
+            self.count_sets(sum(isinstance(result, Changed) and result.began for result in applied))
+            results |= zip(changes, applied, strict=True)
+            return [results[place] for place in range(len(pending))]
+        except BaseException as error:  # the thread goes on, and every request gets its answer
+            return [results.get(place, error) for place in range(len(pending))]
 
-    def _answer(self, asked: list[Asked], answers: list[Answer]) -> None:
-        for own, answer in zip(asked, answers, strict=True):
-            if own.future.done():  # its client went away; the change is made all the same
+    def _answer(self, pending: list[Pending], results: Sequence[Changed | BaseException]) -> None:
+        committed = []
+        for change, result in zip(pending, results, strict=True):
+            if isinstance(result, Changed):
+                committed.append(change.id)
+            if change.future.done():  # its client left; the change is made all the same
                 continue
-            if isinstance(answer, BaseException):
-                own.future.set_exception(answer)
+            if isinstance(result, Changed):
+                change.future.set_result(result.count)
             else:
-                own.future.set_result(answer)
-        if self.changed is not None:
-            self.changed([own.id for own, answer in zip(asked, answers, strict=True) if isinstance(answer, Changed)])
+                change.future.set_exception(result)
+        self.changed(committed)
 
 
 def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:

@@ -24,7 +24,9 @@ Row = tuple[str, int, bytes]
 class Transaction:
     """What can be done in a transaction."""
 
-    def __init__(self, table: str, execute: Callable[[str, Any], Any], execute_many: Callable[[str, Sequence[Row]], Any]) -> None:
+    def __init__(
+        self, table: str, execute: Callable[[str, Any], Any], execute_many: Callable[[str, Sequence[Row]], Any]
+    ) -> None:
         self.table, self.execute, self._execute_many = table, execute, execute_many
 
     def read(self, ids: Collection[str]) -> dict[str, bytes]:
@@ -53,6 +55,7 @@ class Rows(ABC):
     Args:
         place: The name of the database in messages.
         locks: The locks that the database's connections are used under, in the order in which they are taken.
+
     """
 
     #: The tables' names.

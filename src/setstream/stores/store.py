@@ -84,6 +84,7 @@ class StateStore:
         ...         count = store.update("customer-7", torch.randn(50, 3))
         ...     count, store.predict("customer-7").shape
         (150, torch.Size([1, 2, 1]))
+
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class StateStore:
 
         Returns:
             For each change its result, or the error that prevented it.
+
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and _is_text(id)}
         with self.rows.transaction(ids) as transaction:
@@ -224,7 +226,7 @@ class StateStore:
         room: int | None,
         suspects: Collection[str] = (),
     ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
-        """The result of each change, the new states by id, and the parts in them; sets in `suspects` are checked at each step."""
+        """The result of each change, the new states by id, and the parts in them; `suspects` are checked at each step."""
         results: list[Changed | SetstreamError] = []
         parsed: dict[str, State] = {}
         states: dict[str, State] = {}
@@ -284,6 +286,7 @@ class StateStore:
             states: Pairs of an id and a state.
             skip: Called with the id of a state that the model cannot read, and the reason; the state is left out. Without
                 it, such a state is an error and nothing is written.
+
         """
         with self.rows.transaction([]) as transaction:
             pairs = iter(states)

@@ -34,61 +34,61 @@ class Clusters:
         self.models = models()
         self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
 
-    def draw(self, asked: Draw) -> dict[str, Any]:
+    def draw(self, message: Draw) -> dict[str, Any]:
         """A new set, and how well the mixture that made it explains it."""
-        drawn = sample(1, asked.points, generator=torch.Generator().manual_seed(asked.seed))
+        drawn = sample(1, message.points, generator=torch.Generator().manual_seed(message.seed))
         self._begin(drawn.points[0], drawn.labels[0], drawn.truth)
         return {"points": self.points.tolist(), "labels": self.labels.tolist()} | self._oracle()
 
-    def put(self, asked: Put) -> dict[str, Any]:
+    def put(self, message: Put) -> dict[str, Any]:
         """A larger set."""
-        if len(asked.points) != len(asked.labels):
-            raise BadMessage(f"every point has a label: got {len(asked.points)} points and {len(asked.labels)} labels")
-        if len(self.points) + len(asked.points) > MOST_POINTS:
+        if len(message.points) != len(message.labels):
+            raise BadMessage(f"every point has a label: got {len(message.points)} points and {len(message.labels)} labels")
+        if len(self.points) + len(message.points) > MOST_POINTS:
             raise BadMessage(f"a set has at most {MOST_POINTS} points here")
-        self.points = torch.cat([self.points, torch.tensor(asked.points).reshape(-1, 2)])
-        self.labels = torch.cat([self.labels, torch.tensor(asked.labels, dtype=torch.long)])
+        self.points = torch.cat([self.points, torch.tensor(message.points).reshape(-1, 2)])
+        self.labels = torch.cat([self.labels, torch.tensor(message.labels, dtype=torch.long)])
         self.truth = None
         return self._oracle()
 
-    def clear(self, asked: Clear) -> dict[str, Any]:
+    def clear(self, message: Clear) -> dict[str, Any]:
         """An empty set."""
         self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
         return self._oracle()
 
-    def rewind(self, asked: Rewind) -> dict[str, Any]:
+    def rewind(self, message: Rewind) -> dict[str, Any]:
         """The same set, of which nothing has been seen."""
         self._begin(self.points, self.labels, self.truth)
         return {"count": 0}
 
-    def order(self, asked: Order) -> dict[str, Any]:
+    def order(self, message: Order) -> dict[str, Any]:
         """The positions of each chunk."""
         self._need_points()
-        if asked.kind not in STREAMS:
-            raise BadMessage(f"unknown stream {asked.kind[:40]!r}: choose one of {', '.join(STREAMS)}")
-        chunks = stream_order(asked.kind, self.labels, torch.Generator().manual_seed(asked.seed))
+        if message.kind not in STREAMS:
+            raise BadMessage(f"unknown stream {message.kind[:40]!r}: choose one of {', '.join(STREAMS)}")
+        chunks = stream_order(message.kind, self.labels, torch.Generator().manual_seed(message.seed))
         return {"chunks": [chunk.tolist() for chunk in chunks]}
 
-    def append(self, asked: Append) -> dict[str, Any]:
-        """What each model says of all that has streamed in, and how well that explains the whole set."""
+    def append(self, message: Append) -> dict[str, Any]:
+        """Each model's prediction for all that has streamed in, and how well that explains the whole set."""
         self._need_points()
-        if any(position >= len(self.points) for chunk in asked.chunks for position in chunk):
+        if any(position >= len(self.points) for chunk in message.chunks for position in chunk):
             raise BadMessage(f"the set has {len(self.points)} points: positions end at {len(self.points) - 1}")
-        for chunk in asked.chunks:
+        for chunk in message.chunks:
             for stream in self.streams.values():
                 stream.update(self.points[chunk].unsqueeze(0))
             self.count += len(chunk)
-        said = {name: self._mixture(stream.predict()) for name, stream in self.streams.items()} if self.count else {}
-        return {"count": self.count, "models": said}
+        predictions = {name: self._mixture(stream.predict()) for name, stream in self.streams.items()} if self.count else {}
+        return {"count": self.count, "models": predictions}
 
-    def compare(self, asked: Compare) -> Iterator[dict[str, Any]]:
+    def compare(self, message: Compare) -> Iterator[dict[str, Any]]:
         """For each model, where the four streams end, and by how much they disagree."""
         self._need_points()
         points = self.points.unsqueeze(0)
         for name, model in self.models.items():
-            ends = stream_ends(model, self.points, self.labels, asked.seed)
-            said = {kind: self._mixture(end) for kind, end in ends.items()}
-            yield {"model": name, "streams": said, "disagreement": disagreement(ends, points)}
+            ends = stream_ends(model, self.points, self.labels, message.seed)
+            predictions = {kind: self._mixture(end) for kind, end in ends.items()}
+            yield {"model": name, "streams": predictions, "disagreement": disagreement(ends, points)}
 
     def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
         self.points, self.labels, self.truth, self.count = points, labels, truth, 0
@@ -98,7 +98,7 @@ class Clusters:
         return {"nll": float(mixture.nll(self.points.unsqueeze(0))), "mixture": as_json(mixture)}
 
     def _oracle(self) -> dict[str, Any]:
-        """Who knows the mixture; or, of painted points, who knows the colours."""
+        """The NLL of the true mixture; of painted points, of the mixture of their colours."""
         known = self.truth or (by_colour(self.points, self.labels) if len(self.points) else None)
         return {"oracle": None if known is None else float(known.nll(self.points.unsqueeze(0)))}
 
@@ -120,7 +120,7 @@ def by_colour(points: Tensor, labels: Tensor) -> DiagonalMixture:
     tensor([[[1., 0.],
              [9., 9.]]])
     """
-    groups = [points[labels == own] for own in labels.unique()]
-    shares = torch.tensor([[len(own) / len(points) for own in groups]])
-    scales = torch.stack([own.std(0, correction=0) for own in groups]).clamp_min(SMALLEST_SCALE)
-    return DiagonalMixture(shares.log(), torch.stack([own.mean(0) for own in groups]).unsqueeze(0), scales.unsqueeze(0))
+    groups = [points[labels == label] for label in labels.unique()]
+    shares = torch.tensor([[len(group) / len(points) for group in groups]])
+    scales = torch.stack([group.std(0, correction=0) for group in groups]).clamp_min(SMALLEST_SCALE)
+    return DiagonalMixture(shares.log(), torch.stack([group.mean(0) for group in groups]).unsqueeze(0), scales.unsqueeze(0))

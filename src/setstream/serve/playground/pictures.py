@@ -34,25 +34,25 @@ class Picture:
         self.grid = places(SIDE, SIDE)
         self._begin()
 
-    def picture(self, asked: Truth) -> dict[str, Any]:
+    def picture(self, message: Truth) -> dict[str, Any]:
         """An empty picture."""
         self._begin()
-        if asked.colours is not None:
-            self.truth = as_pixels(torch.tensor(asked.colours, dtype=torch.uint8).T.reshape(1, 3, SIDE, SIDE))
+        if message.colours is not None:
+            self.truth = as_pixels(torch.tensor(message.colours, dtype=torch.uint8).T.reshape(1, 3, SIDE, SIDE))
         return {"count": 0, "models": {}}
 
-    def paint(self, asked: Paint) -> dict[str, Any]:
+    def paint(self, message: Paint) -> dict[str, Any]:
         """The picture as each model sees it now: mean and uncertainty of every pixel."""
-        new = {place: (r, g, b) for place, r, g, b in asked.pixels}
-        gone = {place: self.known.pop(place) for place in {*asked.erase, *new} if place in self.known}
+        new = {place: (r, g, b) for place, r, g, b in message.pixels}
+        gone = {place: self.known.pop(place) for place in {*message.erase, *new} if place in self.known}
         if gone:
             self.streams = {name: self._without(gone, name) for name in self.models}
         if new:
             for stream in self.streams.values():
                 stream.update(self._rows(new))
             self.known |= new
-        said = {name: self._image(stream) for name, stream in self.streams.items()} if self.known else {}
-        return {"count": len(self.known), "models": said}
+        predictions = {name: self._image(stream) for name, stream in self.streams.items()} if self.known else {}
+        return {"count": len(self.known), "models": predictions}
 
     def _without(self, gone: dict[int, Colour], name: str) -> SetStream:
         """A model's stream that has not seen these pixels."""
@@ -80,10 +80,10 @@ class Picture:
     def _image(self, stream: SetStream) -> dict[str, Any]:
         field: Field = stream.predict()
         with torch.no_grad():
-            found = field.at(self.grid.unsqueeze(0))
+            pixels = field.at(self.grid.unsqueeze(0))
             nll = None if self.truth is None else float(field.nll(self.truth))
-        mean = (found.mean[0].clamp(0, 1) * 255).round().int().flatten().tolist()
-        return {"mean": mean, "scale": found.stddev[0].mean(-1).mul(1000).round().int().tolist(), "nll": nll}
+        mean = (pixels.mean[0].clamp(0, 1) * 255).round().int().flatten().tolist()
+        return {"mean": mean, "scale": pixels.stddev[0].mean(-1).mul(1000).round().int().tolist(), "nll": nll}
 
 
 @cache

@@ -7,7 +7,7 @@ let token = "";
 let opening = null;
 let number = 0;
 const waiting = new Map();
-const door = document.getElementById("door");
+const tokenForm = document.getElementById("token-form");
 const status = document.getElementById("status");
 
 export function say(text, problem = false) {
@@ -95,13 +95,13 @@ function receive(answer) {
 
 function enterToken() {
   say(token ? "the server does not know this token" : "a token is needed", true);
-  door.hidden = false;
-  door.elements.token.focus();
+  tokenForm.hidden = false;
+  tokenForm.elements.token.focus();
   return new Promise((resolve) => {
-    door.onsubmit = (event) => {
+    tokenForm.onsubmit = (event) => {
       event.preventDefault();
-      token = door.elements.token.value.trim();
-      door.hidden = true;
+      token = tokenForm.elements.token.value.trim();
+      tokenForm.hidden = true;
       resolve();
     };
   });
