@@ -30,16 +30,16 @@ DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
 YOUNG, OVERFLOW = 2.0, 8
 # Bytes that the parser gets at a time until the headers are there.
 HEAD_PIECE = 4096
+# Connections, and since when each waits.
+Queue = OrderedDict["Connection", float]
 
 
 class Waiting:
     """The connections of one server that keep it waiting, longest first in each queue."""
 
     def __init__(self) -> None:
-        self.new: OrderedDict[Connection, float] = OrderedDict()
-        self.idle: OrderedDict[Connection, float] = OrderedDict()
-        self.bodies: OrderedDict[Connection, float] = OrderedDict()
-        self.queues = (self.new, self.idle, self.bodies)
+        self.queues: tuple[Queue, Queue, Queue] = OrderedDict(), OrderedDict(), OrderedDict()
+        self.new, self.idle, self.bodies = self.queues
 
     @staticmethod
     @cache
@@ -77,9 +77,7 @@ class Connection(HttpToolsProtocol):
 
     # -- in which queue, until when -----------------------------------------------------------------------------------
 
-    def _wait(
-        self, queue: OrderedDict[Connection, float] | None = None, seconds: float | None = None, reason: str = ""
-    ) -> None:
+    def _wait(self, queue: Queue | None = None, seconds: float | None = None, reason: str = "") -> None:
         """Wait for the client in a queue (None: it waits for us); close the connection after so many seconds."""
         for other in self.waiting.queues:
             other.pop(self, None)

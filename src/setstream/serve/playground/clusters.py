@@ -13,7 +13,7 @@ from torch import Tensor
 from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
 from setstream.serve.answers import as_json
-from setstream.serve.playground.messages import MOST_POINTS, Append, Clear, Compare, Draw, Order, Put, Rewind
+from setstream.serve.playground.messages import MOST_POINTS, Append, Compare, Draw, Message, Order, Put
 from setstream.serve.problems import BadMessage
 from setstream.tasks.clustering import DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends, stream_order
@@ -51,12 +51,12 @@ class Clusters:
         self.truth = None
         return self._oracle()
 
-    def clear(self, message: Clear) -> dict[str, Any]:
+    def clear(self, message: Message) -> dict[str, Any]:
         """An empty set."""
         self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
         return self._oracle()
 
-    def rewind(self, message: Rewind) -> dict[str, Any]:
+    def rewind(self, message: Message) -> dict[str, Any]:
         """The same set, of which nothing has been seen."""
         self._begin(self.points, self.labels, self.truth)
         return {"count": 0}

@@ -1,4 +1,4 @@
-"""What a visitor of the playground may say. Anything else is refused, with what was expected."""
+"""The messages of the playground. `clear` (begin with an empty set) and `rewind` (stream the same set again) have no fields."""
 
 from typing import Annotated
 
@@ -35,14 +35,6 @@ class Put(Message):
 
     points: list[Point] = Field(max_length=MOST_POINTS)
     labels: list[Label] = Field(max_length=MOST_POINTS)
-
-
-class Clear(Message):
-    """Begin with an empty set."""
-
-
-class Rewind(Message):
-    """Begin the stream anew, with the same set."""
 
 
 class Order(Message):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from setstream.errors import SetstreamError
 from setstream.serve.live import accept
 from setstream.serve.playground.clusters import Clusters
-from setstream.serve.playground.messages import Append, Clear, Compare, Draw, Message, Order, Paint, Put, Rewind, Truth
+from setstream.serve.playground.messages import Append, Compare, Draw, Message, Order, Paint, Put, Truth
 from setstream.serve.playground.pictures import Picture
 from setstream.serve.problems import BadMessage, message_of, validation_message
 from setstream.serve.service import Service
@@ -32,8 +32,8 @@ Answers = dict[str, Any] | Iterator[dict[str, Any]]
 VERBS: dict[str, tuple[type[Message], type, Callable[[Any, Any], Answers]]] = {
     "draw": (Draw, Clusters, Clusters.draw),
     "put": (Put, Clusters, Clusters.put),
-    "clear": (Clear, Clusters, Clusters.clear),
-    "rewind": (Rewind, Clusters, Clusters.rewind),
+    "clear": (Message, Clusters, Clusters.clear),
+    "rewind": (Message, Clusters, Clusters.rewind),
     "order": (Order, Clusters, Clusters.order),
     "append": (Append, Clusters, Clusters.append),
     "compare": (Compare, Clusters, Clusters.compare),
