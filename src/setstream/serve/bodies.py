@@ -133,7 +133,7 @@ def _from_arrow(body: bytes) -> Tensor:
         raise DataError("the Arrow stream holds no record batch")
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError("the record batches of the Arrow stream have rows of different widths")
-    return _checked(torch.cat(parts))
+    return torch.cat(parts)
 
 
 def _need_numbers(schema: Any, types: Any) -> None:
@@ -146,13 +146,9 @@ def _need_numbers(schema: Any, types: Any) -> None:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    if array.ndim < 1:
+        raise DataError("expected a list of elements; got a single number")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         raise DataError(f"elements are kept in 64 bits at most; got {array.dtype}")
     native = np.require(array, array.dtype.newbyteorder("="), ("C", "W", "O"))
-    return _checked(torch.from_numpy(native if array.size else native.astype(np.float32)))
-
-
-def _checked(elements: Tensor) -> Tensor:
-    if elements.dim() < 1:
-        raise DataError("expected a list of elements; got a single number")
-    return elements
+    return torch.from_numpy(native if array.size else native.astype(np.float32))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from setstream.errors import DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
@@ -19,7 +18,6 @@ from setstream.serve.metrics import Metrics
 from setstream.serve.options import Options
 from setstream.serve.problems import message_of
 from setstream.serve.writer import Writer
-from setstream.states.state import State
 from setstream.stores.store import StateStore
 
 # Bodies up to this size are parsed on the event loop: handing them to a thread would take longer.
@@ -83,7 +81,7 @@ class Service:
 
     async def upload(self, id: str, body: bytes, replace: bool) -> int:
         """Add a state that was made elsewhere, or replace the set by it; returns its count."""
-        return await self.writer.submit(id, await self.run_in_reader(self._state_in, body), replace)
+        return await self.writer.submit(id, await self.run_in_reader(self.store.parse, body), replace)
 
     async def delete(self, id: str) -> None:
         """Delete a set."""
@@ -123,12 +121,6 @@ class Service:
         except SetstreamError as error:
             answer = Problem(detail=message_of(error))
         return answer.model_dump_json()
-
-    def _state_in(self, body: bytes) -> State:
-        state = State.from_bytes(body).to(self.store.encoder.device or "cpu")
-        with torch.no_grad():
-            self.store.check(state)
-        return state
 
     async def _recount(self) -> None:
         pause = RECOUNT

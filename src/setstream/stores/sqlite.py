@@ -73,9 +73,8 @@ class SqliteRows(Rows):
 
     def close(self) -> None:
         with self._writing, self._reading:
-            for connection in (self._writer, self._reader):
-                if connection is not None:
-                    connection.close()
+            for connection in filter(None, (self._writer, self._reader)):
+                connection.close()
             self._writer = self._reader = None
 
     def _connect(self) -> sqlite3.Connection:

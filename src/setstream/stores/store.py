@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -64,7 +65,7 @@ class Changed:
     began: bool
 
 
-class StateStore:
+class StateStore(AbstractContextManager["StateStore"]):
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
     A change that the model could not read afterwards (a prediction with NaN or infinity) raises NonFiniteError and is not made.
@@ -147,11 +148,18 @@ class StateStore:
 
     def get(self, id: str) -> State:
         """The state of a set."""
-        return self._parse(self.get_bytes(id))
+        return self.parse(self.get_bytes(id))
 
     def get_bytes(self, id: str) -> bytes:
         """The state of a set as it is stored: what `State.from_bytes` reads."""
         return bytes(self._columns(id, "state")[0])
+
+    @torch.no_grad()
+    def parse(self, data: bytes) -> State:
+        """The state of one set in bytes that `State.to_bytes` wrote, checked and on the encoder's device."""
+        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
+        self.check(state)
+        return state
 
     def describe(self, id: str) -> tuple[int, int]:
         """How many elements a set has seen, and how many bytes its state takes."""
@@ -178,7 +186,7 @@ class StateStore:
             stored = transaction.read([id])
             if id not in stored:
                 raise self._unknown(id)
-            state = change(self._parse(stored[id]))
+            state = change(self.parse(stored[id]))
             self._must_be_readable([state])
             transaction.write([_row(id, state)])
         return int(state.count)
@@ -236,7 +244,7 @@ class StateStore:
         def state_of(name: str) -> State | None:
             if name not in states and name not in parsed and name in stored:
                 cached = self._cache.get(name)
-                parsed[name] = cached[1] if cached is not None and cached[0] == stored[name] else self._parse(stored[name])
+                parsed[name] = cached[1] if cached is not None and cached[0] == stored[name] else self.parse(stored[name])
             return states.get(name, parsed.get(name))
 
         for change in changes:
@@ -329,9 +337,6 @@ class StateStore:
         """Close the file, or the connections; another call opens them again."""
         self.rows.close()
 
-    def __enter__(self) -> StateStore:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -375,11 +380,6 @@ class StateStore:
             half = len(states) // 2
             return self._unreadable(states[:half]) | self._unreadable(states[half:])
         return {}
-
-    def _parse(self, data: bytes) -> State:
-        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
-        self.encoder.check_state(state)
-        return state
 
     def _columns(self, id: str, columns: str) -> tuple[Any, ...]:
         rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", _checked_id(id))
