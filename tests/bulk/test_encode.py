@@ -19,10 +19,11 @@ import setstream as ss
 from setstream.bulk import encode as bulk
 from setstream.bulk import ray
 from setstream.bulk.encode import encode_sets
-from setstream.bulk.partial import absorb, add_rows, shares
+from setstream.bulk.partial import PartialStates, encode_share
 from setstream.bulk.ray import cluster, ray_states
-from setstream.data import ArraySource, NpySource, ParquetSets, SetDataset, tables
-from setstream.data.tables import Ids
+from setstream.data import ArraySource, NpySource, ParquetSets, SetDataset
+from setstream.data.collection import Block, Ids
+from setstream.data.formats import table as table_format
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
@@ -117,6 +118,22 @@ def test_ray_agrees_with_the_local_engine(tmp_path):
             np.testing.assert_allclose(local[key]["z"], on_ray[key]["z"], rtol=1e-4, atol=1e-6)
 
 
+def sums(encoder, data, shares, chunk_size):
+    """What `ray_states` gives, without Ray."""
+    totals, problems = {}, {}
+    for share in shares:
+        states, bad = encode_share(encoder, data, share, chunk_size)
+        problems |= bad
+        for name, state in states.items():
+            totals[name] = totals[name] + state if name in totals else state
+    yield from ((name, state, "") for name, state in totals.items() if name not in problems)
+    yield from ((name, None, reason) for name, reason in problems.items())
+
+
+def skip_none(name, reason):
+    raise AssertionError(f"{name}: {reason}")
+
+
 @pytest.mark.parametrize("kind", ["files", "table"])
 def test_a_killed_ray_job_goes_on_after_its_last_round(tmp_path, monkeypatch, kind):
     """Rounds and journal are those of the engine; the sums of a round are made here, without a cluster."""
@@ -125,13 +142,9 @@ def test_a_killed_ray_job_goes_on_after_its_last_round(tmp_path, monkeypatch, ki
     def local_sums(encoder, data, work, workers, chunk_size):
         asked.append(len(work))
         if len(asked) == 2:
-            yield "a", make().encoder.empty(1)
+            yield "a", make().encoder.empty(1), ""
             raise KeyboardInterrupt  # in the middle of a round
-        totals = {}
-        for share in work:
-            for name, state in absorb(encoder, share, chunk_size, data if isinstance(data, ParquetSets) else None):
-                totals[name] = totals[name] + state if name in totals else state
-        yield from totals.items()
+        yield from sums(encoder, data, work, chunk_size)
 
     monkeypatch.setattr(ray, "ray_states", local_sums)
     monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
@@ -140,7 +153,7 @@ def test_a_killed_ray_job_goes_on_after_its_last_round(tmp_path, monkeypatch, ki
     with pytest.raises(KeyboardInterrupt):
         encode_sets(make(), data, tmp_path / "out.parquet", engine="ray")
     encode_sets(make(), data, tmp_path / "out.parquet", engine="ray")
-    assert sum(asked) == len(shares(data)) + asked[1]  # only the round that was cut off is done again
+    assert sum(asked) == len(data.shares(ray.SHARE)) + asked[1]  # only the round that was cut off is done again
     rows = rows_of(tmp_path / "out.parquet")
     assert_right(rows, ("a", "b", "d", "e") if kind == "table" else tuple(SIZES))
     assert list(rows) == (sorted(rows) if kind == "table" else data.ids)
@@ -169,7 +182,8 @@ def test_a_lost_ray_worker_changes_nothing(tmp_path, ray_cluster):
     dying.linear = phi
     local = {name: ss.SetEncoder(phi, pool).eval()([x]) for name, x in arrays().items()}
     encoder = ss.SetEncoder(dying, pool).eval()
-    states = dict(ray_states(encoder, files(), shares(files(), 64), ray_cluster, chunk_size=32))
+    rows = ray_states(encoder, files(), files().shares(64), ray_cluster, chunk_size=32)
+    states = {name: state for name, state, _ in rows}
     assert (tmp_path / "died").exists()
     encoder = ss.SetEncoder(dying, pool).eval()
     for name, state in states.items():
@@ -180,12 +194,7 @@ def test_a_lost_ray_worker_changes_nothing(tmp_path, ray_cluster):
 def test_any_cut_into_shares_sums_to_the_same(tmp_path):
     encoder = make().encoder
     for data in (files(), write_table(tmp_path / "table")):
-        sets = data if isinstance(data, ParquetSets) else None
-        totals = {}
-        for share in shares(data, 19):
-            for name, state in absorb(encoder, share, 7, sets):
-                totals[name] = totals[name] + state if name in totals else state
-        for name, state in totals.items():
+        for name, state, _ in sums(encoder, data, data.shares(19), 7):
             assert int(state.count) == SIZES[name]
             torch.testing.assert_close(encoder.finalize(state), encoder([arrays()[name]]), rtol=1e-4, atol=1e-5)
 
@@ -195,16 +204,16 @@ def test_rows_of_many_sets_become_their_states():
     ids = Ids.of(["b", "a", "b", "a", "a"])
     x = torch.randn(5, 4)
     for chunk in (1, 2, 100):
-        found: dict[str, ss.State] = {}
-        add_rows(encoder, ids, x, chunk, found)
-        torch.testing.assert_close(encoder.finalize(found["a"]), encoder(x[None, [1, 3, 4]]), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(encoder.finalize(found["b"]), encoder(x[None, [0, 2]]), rtol=1e-4, atol=1e-5)
+        partial = PartialStates(encoder, chunk, skip_none)
+        partial.add(Block(ids, x))
+        for name, rows in (("a", [1, 3, 4]), ("b", [0, 2])):
+            torch.testing.assert_close(encoder.finalize(partial.states[name]), encoder(x[None, rows]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_a_table_read_in_small_batches_is_the_same_table(tmp_path, monkeypatch, together):
     """Sets in runs need no sorting, others one sort; batches may cut sets and row groups anywhere."""
-    monkeypatch.setattr(tables, "BATCH_BYTES", 1)  # the smallest batch: 1,024 rows
+    monkeypatch.setattr(table_format, "BATCH_BYTES", 1)  # the smallest batch: 1,024 rows
     rng = np.random.default_rng(0)
     names = np.repeat([f"s{n}" for n in range(7)], 800)
     if not together:
@@ -216,12 +225,13 @@ def test_a_table_read_in_small_batches_is_the_same_table(tmp_path, monkeypatch, 
     )
     data = ParquetSets(tmp_path / "t.parquet")
     assert [len(ids) for ids, _ in data.stream()] == [1024] * 5 + [480]
-    assert [len(ids) for ids, _ in data.stream(skip=1500)] == [548] + [1024] * 3 + [480]
+    assert [len(ids) for ids, _ in data.stream(1500)] == [548] + [1024] * 3 + [480]
     encoder = make().encoder
-    totals: dict[str, ss.State] = {}
+    partial = PartialStates(encoder, 1000, skip_none)
     for ids, features in data.stream():
-        add_rows(encoder, ids, features, 1000, totals)
-    for name, state in totals.items():
+        partial.add(Block(ids, features))
+    assert len(partial.states) == 7
+    for name, state in partial.states.items():
         own = torch.from_numpy(x[names == name])
         assert torch.equal(data.source(name).tensor(), own)
         assert torch.equal(data.source(name).read(300, 301), own[300:301])
@@ -258,7 +268,7 @@ def test_a_journal_of_another_job_is_not_mixed_in(tmp_path):
         encode_sets(make(), files(), tmp_path / "out.parquet", progress=stop)
     other = SetDataset([ArraySource(x[:-1], id=name) for name, x in arrays().items() if len(x)])
     for model, data, options in ((make(seed=1), files(), {}), (make(), other, {}), (make(), files(), {"engine": "ray"})):
-        with pytest.raises(ConfigurationError, match="journal of another job"):
+        with pytest.raises(ConfigurationError, match="journal of another run"):
             encode_sets(model, data, tmp_path / "out.parquet", **options)
     seen = []
     encode_sets(make(), files(), tmp_path / "out.parquet", progress=lambda elements, sets: seen.append(sets))
@@ -270,11 +280,11 @@ def test_sets_that_cannot_be_read_are_left_out_on_request_and_named(tmp_path):
     bad = arrays()["d"].clone()
     bad[3] = float("nan")
     data = SetDataset([ArraySource(arrays()["a"], id="a"), ArraySource(bad, id="nan"), ArraySource(arrays()["e"], id="e")])
-    with pytest.raises(DataError, match="nan: 1 of 47 elements hold NaN"):
+    with pytest.raises(DataError, match="set 'nan': 1 of 47 elements hold NaN"):
         encode_sets(make(), data, tmp_path / "out.parquet")
     problems = []
     assert encode_sets(make(), data, tmp_path / "out.parquet", on_bad=problems.append) == 2
-    assert "nan: 1 of 47" in problems[0]
+    assert "set 'nan': 1 of 47" in problems[0]
     assert_right(rows_of(tmp_path / "out.parquet"), ("a", "e"))
 
 
@@ -296,8 +306,8 @@ def test_a_head_that_gives_one_number_a_set_is_written(tmp_path):
 
 def test_options_that_cannot_be(tmp_path):
     for options, message in (
-        ({"out": tmp_path / "a.txt"}, "is a .parquet or .h5 file"),
-        ({"what": "everything"}, "unknown output"),
+        ({"out": tmp_path / "a.txt"}, "must be a .parquet or .h5 file"),
+        ({"what": "everything"}, "unknown what"),
         ({"engine": "spark"}, "unknown engine"),
         ({"update": tmp_path / "none.db"}, "no store of earlier states"),
     ):
@@ -384,7 +394,7 @@ def test_two_ranks_agree_with_the_local_engine(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(
         "import torch, torch.distributed as dist, setstream as ss\n"
-        "from tests.scale.test_bulk import make, arrays\n"
+        "from tests.bulk.test_encode import make, arrays\n"
         "dist.init_process_group('gloo')\n"
         "sets = list(arrays().values())\n"
         "mine = ss.scatter_sets(sets)\n"
@@ -481,8 +491,7 @@ def test_ray_leaves_out_bad_files_and_names_them(tmp_path, monkeypatch):
     """The engine's rounds and journal, without a cluster."""
 
     def local_sums(encoder, data, work, workers, chunk_size):
-        for share in work:
-            yield from absorb(encoder, share, chunk_size)
+        yield from sums(encoder, data, work, chunk_size)
 
     monkeypatch.setattr(ray, "ray_states", local_sums)
     monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
@@ -490,12 +499,12 @@ def test_ray_leaves_out_bad_files_and_names_them(tmp_path, monkeypatch):
     data = SetDataset([*bad_files().sources, NpySource(tmp_path / "cut.npy")])
     with pytest.raises(DataError, match="cut.npy: cannot be read"):
         encode_sets(make(), data, tmp_path / "f.parquet", engine="ray")
-    with pytest.raises(DataError, match="d: 1 of 47 elements hold NaN"):
+    with pytest.raises(DataError, match="set 'd': 1 of 47 elements hold NaN"):
         encode_sets(make(), data[:2], tmp_path / "g.parquet", engine="ray")
     problems = []
     assert encode_sets(make(), data, tmp_path / "f.parquet", engine="ray", on_bad=problems.append) == 1
     assert_right(rows_of(tmp_path / "f.parquet"), ("a",))
-    assert ["cut.npy" in problems[0], "d: 1 of 47" in problems[1]] == [True, True]
+    assert ["cut.npy" in problems[0], "set 'd': 1 of 47" in problems[1]] == [True, True]
 
 
 @pytest.mark.parametrize("kind", ["files", "table"])
