@@ -338,6 +338,23 @@ def test_a_set_in_one_large_row_group_is_decoded_once(tmp_path, monkeypatch):
     assert len(decoded) == 20
 
 
+@pytest.mark.parametrize("compression", ["NONE", "zstd"])
+def test_parquet_pages_that_declare_more_than_the_file_holds(tmp_path, compression):
+    """pyarrow would allocate the 2 GiB that the header of a page declares before it reads the page."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"set_id": IDS, "features": fixed(X)}), path, use_dictionary=["set_id"], compression=compression)
+    number = b"\xfe\xff\xff\xff\x0f"  # 2^31 - 1
+    for column, page in ((0, "dictionary_page_offset"), (1, "data_page_offset")):
+        whole = path.read_bytes()
+        start = getattr(pq.ParquetFile(path).metadata.row_group(0).column(column), page)
+        for sizes in (b"\x15\x00" + b"\x15" + number, b"\x15" + number + b"\x15\x00"):
+            damaged = bytearray(whole)
+            damaged[start : start + 3 + len(sizes)] = b"\x15\x00" + sizes + b"\x00"
+            (tmp_path / "damaged.parquet").write_bytes(damaged)
+            with pytest.raises(DataError, match=r"damaged\.parquet, row group 0: .*a page declares.* 2,147,483,647"):
+                ss.data.open(tmp_path / "damaged.parquet")[0].tensor()
+
+
 def test_open_takes_the_columns_of_tables(tmp_path):
     table = pa.table({"who": ["a", "a", "b"], "f0": [1.0, 2.0, 3.0], "f1": [4.0, 5.0, 6.0], "label": [0, 0, 1]})
     pq.write_table(table, tmp_path / "t.parquet")

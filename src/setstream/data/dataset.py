@@ -62,9 +62,6 @@ class SetDataset(Sequence[SetSource], SetCollection):
         labels = ", ".join(shown + ["..."] * (len(counts) > 5))
         return f"SetDataset({len(self)} sets: {names}{f'; labels: {labels}' if labels else ''})"
 
-    def __iter__(self) -> Iterator[SetSource]:
-        return iter(self.sources)
-
     def __getitem__(self, index: Any) -> Any:
         return SetDataset(self.sources[index]) if isinstance(index, slice) else self.sources[index]
 

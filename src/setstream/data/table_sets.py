@@ -305,7 +305,7 @@ class ParquetSets(SetCollection):
         for batch in table.batches(group.number, [self.set_column]):
             order = self._ids(batch, group).order()
             rows = np.arange(batch.num_rows) if order.rows is None else order.rows
-            for name, part in zip(order.names, np.split(rows, np.cumsum(order.lengths)[:-1]), strict=True):
+            for name, part in zip(order.names, np.split(rows, np.cumsum(order.lengths)), strict=False):
                 pieces.setdefault(name, []).append(part + start)
             start += batch.num_rows
         return {name: _run_or_rows(np.concatenate(parts)) for name, parts in pieces.items()}
