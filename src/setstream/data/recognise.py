@@ -20,7 +20,9 @@ import numpy as np
 from setstream._utils.optional import need
 from setstream.data.collection import SetCollection
 from setstream.data.dataset import SetDataset
-from setstream.data.formats import SOURCE_OF, TABLE_OF, H5Source, ImageFolderSource, NpySource, read_h5, reading
+from setstream.data.formats import SOURCE_OF, TABLE_OF, H5Source, ImageFolderSource, NpySource
+from setstream.data.formats.file import reading
+from setstream.data.formats.hdf5 import read_h5
 from setstream.data.slides.source import SlideSource
 from setstream.data.table_sets import ParquetSets, is_table
 from setstream.errors import ConfigurationError, DataError

@@ -318,7 +318,8 @@ class ParquetSets(SetCollection):
 
     def _groups(self, table: TableFile) -> list[Group]:
         """Those of one file; a folder whose file has none is an empty set, which a group without rows stands for."""
-        groups = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
+        with reading(table.path):
+            groups = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
         return groups or [Group(table.path, 0, 0)] * self.by_folder
 
     def _ids(self, batch: Any, group: Group) -> Ids:

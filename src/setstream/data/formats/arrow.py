@@ -30,7 +30,7 @@ class ArrowFile(TableFile):
     def __len__(self) -> int:
         return int(self.file.num_record_batches)
 
-    def _rows(self, group: int) -> int:
+    def rows(self, group: int) -> int:
         return int(self.file.get_batch(group).num_rows)
 
     def _batches(self, group: int, columns: list[str]) -> Iterator[Any]:

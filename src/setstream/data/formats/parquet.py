@@ -30,7 +30,7 @@ class ParquetTable(TableFile):
     def __len__(self) -> int:
         return int(self.file.num_row_groups)
 
-    def _rows(self, group: int) -> int:
+    def rows(self, group: int) -> int:
         return int(self.file.metadata.row_group(group).num_rows)
 
     def _batches(self, group: int, columns: list[str]) -> Iterator[Any]:

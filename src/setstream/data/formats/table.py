@@ -55,15 +55,11 @@ class TableFile(ABC):
         """How many row groups it has."""
 
     @abstractmethod
-    def _rows(self, group: int) -> int: ...
+    def rows(self, group: int) -> int:
+        """How many rows a row group has."""
 
     @abstractmethod
     def _batches(self, group: int, columns: list[str]) -> Iterator[Any]: ...
-
-    def rows(self, group: int) -> int:
-        """How many rows a row group has."""
-        with reading(f"{self.path}, row group {group}"):
-            return self._rows(group)
 
     def batches(self, group: int, columns: list[str]) -> Iterator[Any]:
         """The rows of one row group, as record batches of some megabytes; one without rows where there are none."""
