@@ -248,7 +248,7 @@ def test_grids_lie_inside_do_not_overlap_and_miss_no_tissue(slide, size, overlap
         ({"overlap": 256}, "overlap must be less than patch_size"),
         ({"min_tissue": 2.0}, "share from 0 to 1"),
         ({"colour": "red"}, "does not take these options"),
-        ({"magnification": 0}, "a magnification is positive"),
+        ({"magnification": 0}, "a magnification must be positive"),
     ],
 )
 def test_options_that_cannot_be(slide, options, message):
@@ -463,7 +463,7 @@ def test_slides_of_one_name_cannot_lie_in_one_folder(folder, tmp_path):
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "x.svs").write_bytes(b"")
-    with pytest.raises(DataError, match="outputs of one name"):
+    with pytest.raises(DataError, match="have the same name"):
         find_slides(tmp_path)
     with pytest.raises(DataError, match="holds no slides"):
         find_slides(tmp_path, ["x.svs"])

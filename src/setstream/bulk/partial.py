@@ -79,6 +79,12 @@ class PartialStates:
         Sets that fit a chunk together are encoded in one step, and some hundred sets are merged in one.
         """
         encoder, order = self.encoder, ids.order()
+        if len(order.names) == 1:
+            state = self._before(order.names[0])
+            for chunk in elements.split(self.chunk_size) if len(elements) else ():
+                state = encoder.update(state, chunk.unsqueeze(0).to(self.device), chunks=self.chunks)
+            self.states[order.names[0]] = state
+            return
         rows = None if order.rows is None else torch.from_numpy(order.rows)
 
         def absorb(start: int, lengths: list[int]) -> State:
