@@ -28,9 +28,9 @@ from memory import peak_mib
 from torch import nn
 
 import setstream as ss
-from setstream.bulk.encode import Journal, _work_through_files, _work_through_table
-from setstream.bulk.journal import Skips
-from setstream.data import ArraySource, ParquetSets, SetDataset, open_source
+from setstream.bulk.encode import EncodeOptions, encode_locally
+from setstream.bulk.journal import Journal, Skips
+from setstream.data import ArraySource, ParquetSets, SetDataset, open_collection
 
 WIDTH, CHUNK, BLOCK, RAW_BLOCK = 64, 4096, 2**18, 2**22
 FILES = {
@@ -112,17 +112,15 @@ def worker(kind: str, folder: Path, elements: int) -> None:
     raw = raw_seconds(path)
     with tempfile.TemporaryDirectory() as temporary:
         warm, journal = (Journal(Path(temporary) / name, {}) for name in ("a", "b"))
-        _work_through_files(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), Skips(warm, None), CHUNK)
-        table = path.suffix in (".parquet", ".arrow")
-        source = ArraySource(np.load(path), "0") if kind == "memory" else None if table else open_source(path)
-        if table:  # as open_source does for the others, this loads the format's library, which is no part of the rate
+        options = EncodeOptions(chunk_size=CHUNK)
+        encode_locally(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), Skips(warm, None), options)
+        # Opening loads the format's library, which is no part of the rate.
+        data = SetDataset([ArraySource(np.load(path), "0")]) if kind == "memory" else open_collection(path)
+        if path.suffix in (".parquet", ".arrow"):
             next(ParquetSets(path).stream(ahead=0))
         before = peak_mib()
         start = time.perf_counter()
-        if source is not None:
-            _work_through_files(encoder, SetDataset([source]), Skips(journal, None), CHUNK)
-        else:
-            _work_through_table(encoder, ParquetSets(path), Skips(journal, None), CHUNK)
+        encode_locally(encoder, data, Skips(journal, None), options)
         seconds = time.perf_counter() - start
         total = sum(int(state.count) for _, state in journal.states())
     assert total == elements, (total, elements)

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import nn
 
 import setstream as ss
-from setstream.bulk.partial import shares
 from setstream.bulk.ray import cluster, ray_states
 from setstream.data import NpySource, SetDataset, SourceChunks
 from setstream.sets.scatter import scatter_sets
@@ -73,7 +72,7 @@ def ray_seconds(path: Path, workers: int, rounds: int) -> float:
     with cluster(workers=workers) as size:
         for _ in range(rounds):
             start = time.perf_counter()
-            ((_, state),) = ray_states(make(), data, shares(data, SHARE), size, CHUNK)
+            ((_, state, _),) = ray_states(make(), data, data.shares(SHARE), size, CHUNK)
             seconds.append(time.perf_counter() - start)
             assert isinstance(state, ss.State), state
             assert int(state.count) == len(data[0])

@@ -198,5 +198,5 @@ def test_labels_of_camelyon16(tmp_path):
         "train": {"normal_001": 0, "tumor_001": 1},
         "test": {"test_001": 1},
     }
-    with pytest.raises(DataError, match="270 slides to train on"):
+    with pytest.raises(DataError, match="the paper has .*270.* slides"):
         call("camelyon16", tmp_path, "--out", tmp_path / "labels.csv", "--whole")

@@ -17,7 +17,8 @@ import zarr
 from PIL import Image
 
 import setstream as ss
-from setstream.data import H5Source, ImageFolderSource, NpySource, ParquetSets, SetDataset, TorchSource, ZarrSource, parquet
+from setstream.data import H5Source, ImageFolderSource, NpySource, ParquetSets, SetDataset, TorchSource, ZarrSource, table_sets
+from setstream.data.formats import table as table_format
 from setstream.data.images import celeba, pictures
 from setstream.data.recognise import open_sets
 from setstream.data.slides import read_grid
@@ -304,8 +305,8 @@ def test_grids_that_cannot_be(tmp_path, size):
 
 
 def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr(parquet, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(parquet, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(table_sets, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_sets, "PIECE_BYTES", 1000)
     rows = np.random.default_rng(0).standard_normal((20_000, 6)).astype(np.float32)
     names = np.repeat([f"s{n}" for n in range(20)], 1000)
     pq.write_table(pa.table({"set_id": names, "features": fixed(rows)}), tmp_path / "t.parquet")
@@ -318,14 +319,14 @@ def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch
             np.testing.assert_array_equal(source.take(index).numpy(), found[index].numpy())
     kept = data[0].sets.kept
     assert sum(piece.nbytes for piece in kept._pieces.values()) <= kept._bytes <= 40_000
-    assert len(kept._readers) <= parquet.OPEN_READERS
+    assert len(kept._readers) <= table_sets.OPEN_READERS
 
 
 def test_a_set_in_one_large_row_group_is_decoded_once(tmp_path, monkeypatch):
     """Chunk by chunk, though it does not fit what is kept."""
-    monkeypatch.setattr(parquet, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(parquet, "PIECE_BYTES", 10_000)
-    monkeypatch.setattr(ss.data.tables, "BATCH_BYTES", 1)
+    monkeypatch.setattr(table_sets, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_sets, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(table_format, "BATCH_BYTES", 1)
     rows = np.random.default_rng(0).standard_normal((20_480, 6)).astype(np.float32)
     pq.write_table(pa.table({"set_id": ["a"] * len(rows), "features": fixed(rows)}), tmp_path / "t.parquet")
     source = ss.data.open(tmp_path / "t.parquet")[0]
@@ -335,6 +336,23 @@ def test_a_set_in_one_large_row_group_is_decoded_once(tmp_path, monkeypatch):
     monkeypatch.setattr(ParquetSets, "_features", lambda *args: decoded.append(1) or features(*args))
     np.testing.assert_array_equal(torch.cat(list(source.chunks(100))).numpy(), rows)
     assert len(decoded) == 20
+
+
+@pytest.mark.parametrize("compression", ["NONE", "zstd"])
+def test_parquet_pages_that_declare_more_than_the_file_holds(tmp_path, compression):
+    """The header of a page declares 2 GiB: nothing of that size is allocated."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"set_id": IDS, "features": fixed(X)}), path, use_dictionary=["set_id"], compression=compression)
+    whole, pool = path.read_bytes(), pa.default_memory_pool()
+    for column, page in ((0, "dictionary_page_offset"), (1, "data_page_offset")):
+        start = getattr(pq.ParquetFile(path).metadata.row_group(0).column(column), page)
+        header = b"\x15\x00\x15\x00\x15\xfe\xff\xff\xff\x0f\x00"  # type 0, 0 bytes uncompressed, 2^31 - 1 compressed
+        damaged = whole[:start] + header + whole[start + len(header) :]
+        (tmp_path / "damaged.parquet").write_bytes(damaged)
+        before = pool.max_memory()
+        with pytest.raises(DataError, match=r"damaged\.parquet, row group 0: cannot be read"):
+            ss.data.open(tmp_path / "damaged.parquet")[0].tensor()
+        assert pool.max_memory() - before < 2**28
 
 
 def test_open_takes_the_columns_of_tables(tmp_path):
@@ -347,7 +365,7 @@ def test_open_takes_the_columns_of_tables(tmp_path):
     with pytest.raises(ConfigurationError, match="columns is a list of names"):
         ss.data.open(tmp_path / "t.parquet", set_column="who", columns="f1")
     np.save(tmp_path / "a.npy", X)
-    with pytest.raises(ConfigurationError, match="are of Parquet and Arrow tables"):
+    with pytest.raises(ConfigurationError, match="are options of Parquet and Arrow tables"):
         ss.data.open(tmp_path / "a.npy", columns=["f1"])
 
 

@@ -73,12 +73,12 @@ def test_magnification_comes_from_the_objective_or_from_the_size_of_pixels(prope
 
 def test_a_slide_that_does_not_say_its_magnification_needs_to_be_told(tmp_path):
     path = write_slide(tmp_path / "mute.tif", tissue_picture(0)[0], None)
-    with pytest.raises(DataError, match="neither its objective power nor the size of its pixels.*--level0-magnification 40"):
+    with pytest.raises(DataError, match="neither an objective power nor a pixel size.*--level0-magnification 40"):
         len(SlideSource(path, patch_size=32))
     told = SlideSource(path, patch_size=32, magnification=20, level0_magnification=40)
     assert told.grid.patch_size_level0 == 64
     assert told.tensor().shape[1:] == (3, 32, 32)
-    with pytest.raises(ConfigurationError, match="magnification is positive"):
+    with pytest.raises(ConfigurationError, match="magnification must be positive"):
         Slide(path, -1)
 
 
@@ -248,7 +248,7 @@ def test_grids_lie_inside_do_not_overlap_and_miss_no_tissue(slide, size, overlap
         ({"overlap": 256}, "overlap must be less than patch_size"),
         ({"min_tissue": 2.0}, "share from 0 to 1"),
         ({"colour": "red"}, "does not take these options"),
-        ({"magnification": 0}, "a magnification is positive"),
+        ({"magnification": 0}, "a magnification must be positive"),
     ],
 )
 def test_options_that_cannot_be(slide, options, message):
@@ -365,7 +365,7 @@ def test_coordinates_of_clam_and_broken_ones(tmp_path):
     assert read_grid(tmp_path / "empty.h5").coords.shape == (0, 2)
     with h5py.File(tmp_path / "mute.h5", "w") as file:
         file["coords"] = np.zeros((3, 2))
-    with pytest.raises(DataError, match="must say patch_size"):
+    with pytest.raises(DataError, match="must have the attributes patch_size"):
         read_grid(tmp_path / "mute.h5")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["places"] = np.zeros((3, 2))
@@ -463,7 +463,7 @@ def test_slides_of_one_name_cannot_lie_in_one_folder(folder, tmp_path):
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "x.svs").write_bytes(b"")
-    with pytest.raises(DataError, match="have one name"):
+    with pytest.raises(DataError, match="have the same name"):
         find_slides(tmp_path)
     with pytest.raises(DataError, match="holds no slides"):
         find_slides(tmp_path, ["x.svs"])
@@ -555,7 +555,7 @@ def test_camelyon16_from_its_folders(tmp_path, header):
     }
     assert dict(zip(splits["test"].ids, splits["test"].labels, strict=True)) == {"test_001": 1, "test_002": 0}
     assert all(len(source) > 10 and source.shape == (3, 16, 16) for split in splits.values() for source in split)
-    with pytest.raises(DataError, match="270 slides to train on and 129 to test; found {'train': 3, 'test': 2}"):
+    with pytest.raises(DataError, match="270, 'test': 129} slides; there are {'train': 3, 'test': 2}"):
         camelyon16(tmp_path, whole=True)
 
 
@@ -579,7 +579,7 @@ def test_camelyon16_that_is_incomplete_or_wrong(tmp_path):
     with pytest.raises(DataError, match="test_002: the reference has no label"):
         camelyon16(tmp_path)
     reference.write_text("test_001,Tumor\ntest_002,Perhaps\n")
-    with pytest.raises(DataError, match="row 2 says 'Perhaps'; expected Normal or Tumor"):
+    with pytest.raises(DataError, match="row 2 has 'Perhaps'; expected Normal or Tumor"):
         camelyon16(tmp_path)
     reference.unlink()
     with pytest.raises(DataError, match="labels of Camelyon16's test slides"):

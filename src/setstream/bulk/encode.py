@@ -1,15 +1,17 @@
-"""Bulk encoding: a model and many sets in; a row for each set out.
+"""Bulk encoding: a model and many sets in, one row for each set out.
 
     rows: id, count, z (representation), y (prediction)                  Parquet or HDF5
-    states, if asked for: a StateStore, to which tomorrow's elements are added without reading today's again
+    states, if asked for: a StateStore, to which later elements are added without reading the earlier ones again
 
-Work in progress lies in a journal beside the output (SQLite). A set's state, or those that a table's row groups changed, are
-committed together with the position: whenever the process is killed, the next run goes on with neither a row missing nor one
-doubled. The output itself is written at the end, aside, and renamed.
+Work in progress lies in a journal beside the output (SQLite). A set's state, or those that some rows of a table changed, are
+committed together with the position: whenever the process is killed, the next run goes on with no row missing and none
+doubled. The output is written at the end, under another name, and renamed.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,147 +19,106 @@ from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.prefetch import decoded_ahead
 from setstream.bulk.journal import Journal, Skips, identity
-from setstream.bulk.output import OUTPUTS, as_rows, write_rows
-from setstream.bulk.partial import BAD, Progress, add_good_rows, described
-from setstream.data.dataset import SetDataset
-from setstream.data.parquet import ParquetSets
+from setstream.bulk.options import EncodeOptions, Progress
+from setstream.bulk.output import WRITERS, as_rows, write_rows
+from setstream.bulk.partial import PartialStates
+from setstream.bulk.ray import encode_on_ray
+from setstream.data.collection import SetCollection
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.state import State
 from setstream.stores.store import StateStore
 
-__all__ = ["Journal", "as_rows", "encode_sets", "identity", "write_rows"]
+__all__ = ["EncodeOptions", "Journal", "as_rows", "encode_sets", "identity", "write_rows"]
 
-WHAT = ("representations", "predictions", "both")
-# Work on a table is committed after so many rows, or when so many sets have changed.
+# Work is committed after so many rows, when so many sets have changed, or when a set is complete.
 COMMIT_ROWS, COMMIT_SETS = 2**20, 2**12
 
 
 def encode_sets(
     model: SetModel | SetEncoder,
-    data: SetDataset | ParquetSets,
+    data: SetCollection,
     out: str | Path,
+    options: EncodeOptions | None = None,
     *,
-    what: str = "both",
-    states: str | Path | None = None,
-    update: str | Path | None = None,
-    chunk_size: int = 4096,
-    engine: str = "local",
     progress: Progress | None = None,
-    ray_address: str | None = None,
-    workers: int | None = None,
     on_bad: Callable[[str], None] | None = None,
-    chunks: str | None = None,
+    **changes: Any,
 ) -> int:
-    """Encode all sets and write a row for each; gives the number of rows.
+    """Encode all sets and write one row for each.
 
-    states:  keep the states too, in a StateStore of this name.
-    update:  begin with the states of this store, which is only read: `data` then holds new elements of known or new sets.
-    engine:  local, or ray (see `bulk/ray.py`).
-    chunks:  "average" lets a model that is not consistent take a set in several chunks; otherwise a ConsistencyError.
-    on_bad:  called with what is wrong with a set that cannot be read or encoded; it is left out, of an update its new elements.
-             A run that goes on tells what was left out before, too. Without on_bad, such sets are an error.
+    Args:
+        model: In eval mode.
+        data: A `SetDataset`, or the `ParquetSets` of tables.
+        out: The .parquet or .h5 file to write.
+        options: How to encode; also by name: `encode_sets(model, data, out, states="monday.db")`.
+        progress: Called with the number of elements so far, and of sets (of a table: rows).
+        on_bad: Called with what is wrong with a set that cannot be read or encoded. The set is left out (of an update, its
+            new elements). A run that goes on reports what was left out before, too. Without on_bad, such sets are an error.
+        changes: Fields of `options`.
+
+    Returns:
+        The number of rows.
     """
-    out = Path(out)
-    if out.suffix not in OUTPUTS:
-        raise ConfigurationError(f"the output is a {' or '.join(OUTPUTS)} file; got {out.name!r}")
-    if what not in WHAT:
-        raise ConfigurationError(f"unknown output {what!r}: choose one of {', '.join(WHAT)}")
-    if engine not in ("local", "ray"):
-        raise ConfigurationError(f"unknown engine {engine!r}: choose local or ray")
+    options, out = replace(options or EncodeOptions(), **changes), Path(out)
     encoder = model.encoder if isinstance(model, SetModel) else model
-    if encoder.training:
-        raise ConfigurationError("a model in training mode draws its slots anew for every set: call model.eval() first")
+    _check(model, encoder, out, options)
     out.parent.mkdir(parents=True, exist_ok=True)
-    if update is not None and not Path(update).is_file():
-        raise ConfigurationError(f"there is no store of earlier states {update}")
-    if what == "predictions" and not isinstance(model, SetModel):
-        raise ConfigurationError("an encoder alone makes no predictions: ask for representations")
-    need("pyarrow" if out.suffix == ".parquet" else "h5py")
-    job = {"encoder": encoder.empty(1).fingerprint, "data": identity(data), "engine": engine, "update": str(update or "")}
-    place = out.with_name(f".{out.name}.journal")
-    if states is not None and Path(states).exists() and not place.exists():
-        raise ConfigurationError(f"{states} is already there: name a new file for the states")
-    journal = Journal(place, job)
+    path = out.with_name(f".{out.name}.journal")
+    if options.states is not None and Path(options.states).exists() and not path.exists():
+        raise ConfigurationError(f"{options.states} is already there: name a new file for the states")
+    fingerprint, update = encoder.empty(1).fingerprint, str(options.update or "")
+    journal = Journal(path, {"encoder": fingerprint, "data": identity(data), "engine": options.engine, "update": update})
     skips = Skips(journal, on_bad)
-    if engine == "ray":
-        if encoder.pool.refuse_chunks(chunks):
-            raise encoder.pool.inconsistent()  # any worker may get any part of a set
-        from setstream.bulk.ray import work_on_ray
-
-        work_on_ray(encoder, data, skips, chunk_size, ray_address, workers, progress)
-    elif isinstance(data, ParquetSets):
-        _work_through_table(encoder, data, skips, chunk_size, progress, chunks)
+    if options.engine == "ray":
+        encode_on_ray(encoder, data, skips, options, progress)
     else:
-        _work_through_files(encoder, data, skips, chunk_size, progress, chunks)
-    whole = _with_earlier(journal, encoder, update)
-    rows = write_rows(model, whole, out, what, skips, chunks)
-    if states is not None:
-        whole = _with_earlier(journal, encoder, update)
-        _write_store(model, ((name, state) for name, state in whole if name not in skips.known), Path(states), skips)
-    journal.close()
-    for file in (place, *place.parent.glob(f"{place.name}-*")):
-        file.unlink(missing_ok=True)
+        encode_locally(encoder, data, skips, options, progress)
+    rows = write_rows(model, _with_earlier(journal, encoder, options.update), out, options.what, skips, options.chunks)
+    if options.states is not None:
+        whole = _with_earlier(journal, encoder, options.update)
+        with whole_or_nothing(Path(options.states)) as hidden, StateStore(hidden, model) as store:
+            store.fill(((name, state) for name, state in whole if name not in skips.known), skips)
+    journal.delete()
     return rows
 
 
-def _work_through_files(
-    encoder: SetEncoder,
-    data: SetDataset,
-    skips: Skips,
-    chunk_size: int,
-    progress: Progress | None = None,
-    chunks: str | None = None,
-) -> None:
-    elements = 0
-    start = skips.journal.position
-    for number, source in enumerate(data):
-        if number < start:
-            continue
-        states: list[tuple[str, State]] = []
-        try:
-            state = encoder.empty(1)
-            for chunk in source.chunks(chunk_size):
-                with torch.no_grad():
-                    state = encoder.update(state, chunk.unsqueeze(0).to(state.device), chunks=chunks)
-                elements += len(chunk)
-                if progress is not None:
-                    progress(elements, number)
-            states = [(source.id, state)]
-        except BAD as error:
-            skips(source.id, described(source, error))
-        finally:
-            source.close()
-        skips.commit(states, number + 1)
-        if progress is not None:
-            progress(elements, number + 1)
+def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options: EncodeOptions) -> None:
+    if out.suffix not in WRITERS:
+        raise ConfigurationError(f"the output must be a {' or '.join(WRITERS)} file; got {out.name!r}")
+    if encoder.training:
+        raise ConfigurationError("a model in training mode draws its slots anew for every set: call model.eval() first")
+    if options.what == "predictions" and not isinstance(model, SetModel):
+        raise ConfigurationError("an encoder alone makes no predictions: ask for representations")
+    if options.engine == "ray" and encoder.pool.refuse_chunks(options.chunks):
+        raise encoder.pool.inconsistent()  # any worker may get any part of a set
+    need("pyarrow" if out.suffix == ".parquet" else "h5py")
 
 
-def _work_through_table(
-    encoder: SetEncoder,
-    data: ParquetSets,
-    skips: Skips,
-    chunk_size: int,
-    progress: Progress | None = None,
-    chunks: str | None = None,
+def encode_locally(
+    encoder: SetEncoder, data: SetCollection, skips: Skips, options: EncodeOptions, progress: Progress | None = None
 ) -> None:
-    changed: dict[str, State] = {}  # since the last commit
-    done = committed = start = skips.journal.position
-    ahead = decoded_ahead(encoder.device or torch.device("cpu"))
-    for ids, features in data.stream(start, ahead, skips.files()):
-        add_good_rows(encoder, ids, features, chunk_size, changed, skips, skips.journal.state, chunks)
-        done += len(ids)
-        if done - committed >= COMMIT_ROWS or len(changed) >= COMMIT_SETS:
-            skips.commit(changed.items(), done)
-            changed, committed = {}, done
+    """Add all elements after the journal's position to the states in the journal."""
+    partial = PartialStates(encoder, options.chunk_size, skips, skips.journal.state, options.chunks)
+    elements = uncommitted = 0
+    done = skips.journal.position
+    for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), skips):
+        partial.add(block)
+        elements, uncommitted = elements + len(block.ids), uncommitted + len(block.ids)
+        if block.position is not None:
+            done = block.position
+            if block.final or uncommitted >= COMMIT_ROWS or len(partial.states) >= COMMIT_SETS:
+                skips.commit(partial.states.items(), done)
+                partial.states.clear()
+                uncommitted = 0
         if progress is not None:
-            progress(done - start, done)
-    skips.commit(changed.items(), done)
+            progress(elements, done)
+    skips.commit(partial.states.items(), done)
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:
-    """The journal's states, each added to what an earlier store knows of its set; then the sets that nothing was added to."""
+    """The journal's states, each added to what an earlier store has of its set; then the sets that nothing was added to."""
     if update is None:
         yield from journal.states()
         return
@@ -165,12 +126,7 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
         seen = set()
         for name, state in journal.states():
             seen.add(name)
-            yield name, earlier.get(name) + state.to(encoder.device or "cpu") if name in earlier else state
+            yield name, earlier.get(name) + state.to(encoder.device or torch.device("cpu")) if name in earlier else state
         for name in earlier.ids():
             if name not in seen:
                 yield name, earlier.get(name)
-
-
-def _write_store(model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], path: Path, skips: Skips) -> None:
-    with whole_or_nothing(path) as hidden, StateStore(hidden, model) as store:
-        store.fill(states, skips)

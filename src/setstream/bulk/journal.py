@@ -1,4 +1,4 @@
-"""The journal of a bulk job: what is done, and the position it belongs to, committed together.
+"""The journal of a bulk run: what is done, and the position it belongs to, committed together.
 
 Whenever the process is killed, the next run finds states and position as one of its commits left them.
 """
@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from setstream.data.dataset import SetDataset
-from setstream.data.parquet import ParquetSets
+from setstream.data.collection import SetCollection
 from setstream.errors import ConfigurationError, DataError
 from setstream.states.state import State
 
@@ -23,29 +22,38 @@ CREATE TABLE IF NOT EXISTS skipped (name TEXT PRIMARY KEY, reason TEXT NOT NULL)
 
 
 class Journal:
-    """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out."""
+    """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out.
 
-    def __init__(self, path: Path, job: dict[str, Any]) -> None:
+    Args:
+        path: The SQLite file.
+        run: What identifies the run, as JSON values; a journal of another run is a ConfigurationError.
+    """
+
+    def __init__(self, path: Path, run: dict[str, Any]) -> None:
+        self.path = path
         self.database = sqlite3.connect(path, isolation_level=None)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.executescript(TABLES)
         before = self.meta("job")
-        if before is not None and json.loads(before) != job:
+        if before is not None and json.loads(before) != run:
             raise ConfigurationError(
-                f"{path}: is the journal of another job ({before}); finish that one, or delete the journal to begin anew"
+                f"{path}: is the journal of another run ({before}); finish that one, or delete the journal to begin anew"
             )
         if before is None:
-            self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(job),))
+            self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(run),))
 
     def meta(self, key: str) -> str | None:
-        """A note."""
+        """A value by its key."""
         row = self.database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def commit(self, states: Iterable[tuple[str, State]], position: int, skipped: Mapping[str, str] | None = None) -> None:
         """Write states and position, all or nothing; states may be made one by one while they are written.
 
-        skipped: sets that are left out from now on, and why; it may be filled while the states are made.
+        Args:
+            states: New states of sets, by id.
+            position: How much is done with them.
+            skipped: Sets that are left out from now on, and the reasons; it may be filled while the states are made.
         """
         write = self.database.execute
         write("BEGIN IMMEDIATE")
@@ -93,15 +101,17 @@ class Journal:
         for name, blob in self.database.execute("SELECT id, state FROM states ORDER BY place"):
             yield name, State.from_bytes(blob)
 
-    def close(self) -> None:
-        """Close the file."""
+    def delete(self) -> None:
+        """Close the files and delete them."""
         self.database.close()
+        for file in (self.path, *self.path.parent.glob(f"{self.path.name}-*")):
+            file.unlink(missing_ok=True)
 
 
 class Skips:
-    """Sets that cannot be encoded: left out, told to `on_bad`, and kept in the journal; without on_bad, an error.
+    """Sets that cannot be encoded: left out, reported to `on_bad`, and kept in the journal; without on_bad, an error.
 
-    A run that goes on tells those of the runs before it, too.
+    A run that goes on reports those that it left out before, too.
     """
 
     def __init__(self, journal: Journal, on_bad: Callable[[str], None] | None) -> None:
@@ -124,26 +134,12 @@ class Skips:
             self.on_bad(reason)
             self.known[name] = self.new[name] = reason
 
-    def files(self) -> Callable[[str], None] | None:
-        """Leave out a file, of which nothing but its problem is known; None where that is an error."""
-        return None if self.on_bad is None else lambda reason: self(reason, reason)
-
     def commit(self, states: Iterable[tuple[str, State]], position: int) -> None:
         """Commit states and position, and with them what was left out."""
         self.journal.commit(states, position, self.new)
         self.new = {}
 
 
-def identity(data: SetDataset | ParquetSets) -> str:
+def identity(data: SetCollection) -> str:
     """A digest of which files (or sets in memory) these are, so that a journal is never continued with others."""
-    if isinstance(data, ParquetSets):
-        facts: list[Any] = [data.set_column, data.columns, *map(_file_facts, data.files)]
-    else:
-        facts = [[s.id, _file_facts(s.path) if hasattr(s, "path") else len(s)] for s in data]
-    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-
-
-def _file_facts(path: Path) -> list[Any]:
-    if not path.exists():
-        return [str(path.resolve())]
-    return [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+    return hashlib.blake2b(json.dumps(data.facts()).encode(), digest_size=16).hexdigest()

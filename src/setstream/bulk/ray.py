@@ -1,48 +1,47 @@
-"""Bulk encoding on Ray Data: partial states for each block of elements, one commutative sum for each set id.
+"""Bulk encoding on Ray Data: partial states for each share of the elements, one commutative sum for each set id.
 
     shares --map, any worker--> (id, state of a share) --group by id, sum--> (id, state of the set)
 
-A set may span any number of blocks and machines. Work of a lost worker is done again by Ray; sums do not depend on who made
-their terms, so nothing changes in the result. The sums go from Ray's blocks into the job's journal one by one: this process
-never holds all of them.
+A set may span any number of shares and machines. Ray repeats the work of a lost worker; sums do not depend on who made their
+terms, so the result stays the same. The sums go from Ray's blocks into the journal one by one: this process never holds all of
+them.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from setstream._utils.optional import need
 from setstream.bulk.journal import Journal, Skips
-from setstream.bulk.partial import Problem, Progress, Range, Share, Skip, absorb, shares
-from setstream.data.dataset import SetDataset
-from setstream.data.parquet import ParquetSets
+from setstream.bulk.options import EncodeOptions, Progress
+from setstream.bulk.partial import encode_share
+from setstream.data.collection import SetCollection, Share, Skip
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
 
-# Shares between two commits: a set of 2^18 elements, or a row group, is one share.
+# Elements in a share of a set that has a file of its own. Of a table, a row group is a share.
+SHARE = 2**18
+# Shares between two commits.
 ROUND = 4096
 
 
 class _Worker:
-    """What each Ray worker holds: the encoder, loaded once."""
+    """What each Ray worker holds: the encoder and the collection, loaded once."""
 
-    def __init__(self, encoder: SetEncoder, sets: ParquetSets | None, chunk_size: int) -> None:
-        self.encoder = encoder.eval()
+    def __init__(self, encoder: SetEncoder, data: SetCollection, chunk_size: int) -> None:
         torch.set_num_threads(1)
-        self.sets, self.chunk_size = sets, chunk_size
+        self.encoder, self.data, self.chunk_size = encoder.eval(), data, chunk_size
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """From shares to rows of (id, state, problem): one of the two is empty."""
-        rows: dict[str, list[Any]] = {"id": [], "state": [], "problem": []}
+        """From shares to rows of (id, state, problem), of which either the state or the problem is empty."""
+        rows: list[tuple[str, bytes, str]] = []
         for share in batch["share"]:
-            for name, found in absorb(self.encoder, share, self.chunk_size, self.sets):
-                rows["id"].append(name)
-                rows["state"].append(b"" if isinstance(found, Problem) else found.to_bytes())
-                rows["problem"].append(found.text if isinstance(found, Problem) else "")
-        return rows
+            states, problems = encode_share(self.encoder, self.data, share, self.chunk_size)
+            rows += [(name, state.to_bytes(), "") for name, state in states.items()]
+            rows += [(name, b"", problem) for name, problem in problems.items()]
+        return {column: [row[number] for row in rows] for number, column in enumerate(("id", "state", "problem"))}
 
 
 def _add(a: bytes, b: bytes) -> bytes:
@@ -64,25 +63,24 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
 
 
 def ray_states(
-    encoder: SetEncoder, data: SetDataset | ParquetSets, work: list[Share], workers: int, chunk_size: int = 4096
-) -> Iterator[tuple[str, State | Problem]]:
-    """The states of the sets that some shares touch, one by one: summed on the cluster, and kept there until asked for."""
+    encoder: SetEncoder, data: SetCollection, shares: list[Share], workers: int, chunk_size: int = 4096
+) -> Iterator[tuple[str, State | None, str]]:
+    """The sets of some shares one by one: id, state, and the reason if it cannot be encoded (the state is None then).
+
+    States are summed on the cluster, and kept there until they are asked for.
+    """
     ray_data = need("ray.data", "ray", "the engine ray")
     aggregate = need("ray.data.aggregate", "ray", "the engine ray")
-    sets = data if isinstance(data, ParquetSets) else None
-    table = ray_data.from_items([{"share": share} for share in work], override_num_blocks=min(len(work), 4 * workers))
+    table = ray_data.from_items([{"share": share} for share in shares], override_num_blocks=min(len(shares), 4 * workers))
     partial = table.map_batches(
         _Worker,
-        fn_constructor_args=(encoder, sets, chunk_size),
+        fn_constructor_args=(encoder, data, chunk_size),
         batch_size=1,
         compute=ray_data.ActorPoolStrategy(size=workers),
     )
     summed = partial.groupby("id", num_partitions=4 * workers).aggregate(  # a partition is a task: not 200, the default
         aggregate.AggregateFn(
-            init=lambda _: b"",
-            accumulate_row=lambda total, row: _add(total, row["state"]),
-            merge=_add,
-            name="state",
+            init=lambda _: b"", accumulate_row=lambda total, row: _add(total, row["state"]), merge=_add, name="state"
         ),
         aggregate.AggregateFn(
             init=lambda _: "",
@@ -92,44 +90,32 @@ def ray_states(
         ),
     )
     for row in summed.iter_rows():
-        yield row["id"], Problem(row["problem"]) if row["problem"] else State.from_bytes(row["state"])
+        yield row["id"], None if row["problem"] else State.from_bytes(row["state"]), row["problem"]
 
 
-def work_on_ray(
-    encoder: SetEncoder,
-    data: SetDataset | ParquetSets,
-    skips: Skips,
-    chunk_size: int,
-    address: str | None = None,
-    workers: int | None = None,
-    progress: Progress | None = None,
+def encode_on_ray(
+    encoder: SetEncoder, data: SetCollection, skips: Skips, options: EncodeOptions, progress: Progress | None = None
 ) -> None:
-    """All shares, in rounds; what a round adds goes into the journal at once, so a job that was killed goes on after it."""
+    """Encode all shares, in rounds. What a round adds is committed at once, so a killed run goes on after its last round."""
     journal = skips.journal
-    work = shares(data, skip=skips, files=skips.files())
-    ends = list(accumulate(_size(share) for share in work))
-    if journal.position < len(work):
-        with cluster(address, workers) as size:
-            for start in range(journal.position, len(work), ROUND):
-                part = work[start : start + ROUND]
-                found = ray_states(encoder, data, part, size, chunk_size)
-                skips.commit(_good(found, journal, skips), start + len(part))
+    shares = data.shares(SHARE, skips)
+    if journal.position < len(shares):
+        with cluster(options.ray_address, options.workers) as workers:
+            for start in range(journal.position, len(shares), ROUND):
+                stop = min(start + ROUND, len(shares))
+                states = ray_states(encoder, data, shares[start:stop], workers, options.chunk_size)
+                skips.commit(_added(states, journal, skips), stop)
                 if progress is not None:
-                    elements = ends[start + len(part) - 1]
-                    sets_done = len({share.source.id for share in work[: start + len(part)] if isinstance(share, Range)})
-                    progress(elements, elements if isinstance(data, ParquetSets) else sets_done)
-    journal.arrange(journal.names() if isinstance(data, ParquetSets) else data.ids)
+                    done = shares[:stop]
+                    progress(sum(share.elements for share in done), sum(share.units for share in done))
+    journal.arrange(data.output_order(journal.names()))
 
 
-def _size(share: Share) -> int:
-    return share.stop - share.start if isinstance(share, Range) else share.rows
-
-
-def _good(found: Iterator[tuple[str, State | Problem]], journal: Journal, skip: Skip) -> Iterator[tuple[str, State]]:
-    """What a round found, added to what is known; sets with a problem are left out."""
-    for name, state in found:
-        if isinstance(state, Problem):
-            skip(name, state.text)
+def _added(states: Iterator[tuple[str, State | None, str]], journal: Journal, skip: Skip) -> Iterator[tuple[str, State]]:
+    """The states of a round, added to those in the journal; sets with a problem go to `skip`."""
+    for name, state, problem in states:
+        if state is None:
+            skip(name, problem)
             continue
         before = journal.state(name)
         yield name, state if before is None else before + state

@@ -13,6 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from setstream import __version__
+from setstream.cli.encode import EPILOG as ENCODE_EPILOG
+from setstream.cli.encode import encode
 from setstream.cli.options import AverageChunks, Builder, Trust, build_config
 from setstream.cli.slides import app as slides
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
@@ -161,54 +163,7 @@ def evaluate(
     run_evaluate(folder, option or [], device, as_json, trust or [], console)
 
 
-@app.command(
-    epilog="[bold]Examples[/bold]\n\nsetstream encode runs/mine slides/ --out slides.parquet --states states.db\n\n"
-    "setstream encode runs/mine new-patches/ --out slides.parquet --update states.db --states states-2.db\n\n"
-    "setstream encode runs/mine events.parquet --out users.h5 --engine ray\n\n"
-    "Killed or stopped, the same command goes on where it was."
-)
-def encode(
-    model: Annotated[str, typer.Argument(help="A run's folder, a saved model's, a shipped one, or package.module:name.")],
-    data: Annotated[Path, typer.Argument(help="Sets: a file or folder that ss.data.open recognises.")],
-    out: Annotated[Path, typer.Option(help="A .parquet or .h5 file: one row a set.")],
-    what: Annotated[str, typer.Option(help="representations, predictions or both.")] = "both",
-    states: Annotated[Path | None, typer.Option(help="Keep the states in this new store.")] = None,
-    update: Annotated[Path | None, typer.Option(help="Add the elements to the states of this earlier store.")] = None,
-    chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 4096,
-    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
-    ray_address: Annotated[str | None, typer.Option(help="An existing Ray cluster; a local one unless given.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Ray workers.")] = None,
-    set_column: Annotated[str | None, typer.Option(help="Of tables: the column of set ids.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Of tables: the feature columns, with commas between.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without sets that cannot be read; list them.")] = False,
-    chunks: AverageChunks = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    builder: Builder = None,
-    trust: Trust = None,
-) -> None:
-    """Encode sets in files: representations and predictions, one row a set, in constant memory."""
-    from setstream.cli.encode import run_encode
-
-    run_encode(
-        model,
-        data,
-        out,
-        what=what,
-        states=states,
-        update=update,
-        chunk_size=chunk_size,
-        engine=engine,
-        ray_address=ray_address,
-        workers=workers,
-        set_column=set_column,
-        columns=columns.split(",") if columns else None,
-        skip_bad=skip_bad,
-        chunks=chunks,
-        device=device,
-        builder=builder,
-        trust=trust or [],
-        console=console,
-    )
+app.command(epilog=ENCODE_EPILOG)(encode)
 
 
 @app.command(

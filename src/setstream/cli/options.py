@@ -9,19 +9,18 @@ import typer
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
 
-#: Of commands that take a trained model.
+#: Options that several commands have.
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
 Builder = Annotated[
     str | None, typer.Option(help="For a saved model of your own: the function that builds it, package.module:name.")
 ]
-
 Trust = Annotated[
     list[str] | None,
     typer.Option(help="package.module:name of your own (a task, backbone or builder) that the folder's config.json may name."),
 ]
-
 AverageChunks = Annotated[
     str | None,
-    typer.Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error."),
+    typer.Option(help="average: a model that is not consistent averages over the chunks of a set, instead of an error."),
 ]
 
 
@@ -52,19 +51,19 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
     >>> assignments(["lr=0.01", "model.num_slots=16"])
     {'lr': 0.01, 'model_options': {'num_slots': 16}}
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"an option is NAME=VALUE, like lr=0.001 or model.num_slots=16; got {pair!r}")
         owner, dot, inner = name.partition(".")
         if not dot:
-            found[name] = parse_value(text)
+            options[name] = parse_value(text)
         elif owner in ("task", "model"):
-            found.setdefault(f"{owner}_options", {})[inner] = parse_value(text)
+            options.setdefault(f"{owner}_options", {})[inner] = parse_value(text)
         else:
             raise ConfigurationError(f"options in parts begin with task. or model.; got {name!r}")
-    return found
+    return options
 
 
 def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> TrainConfig:

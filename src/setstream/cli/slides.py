@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from setstream.cli.options import Builder, Trust
+from setstream.cli.options import Builder, Device, Trust
 from setstream.errors import ConfigurationError, DataError
 
 app = typer.Typer(
@@ -24,7 +24,8 @@ console = Console()
 ROWS = 4096
 
 Slides = Annotated[Path, typer.Argument(help="A slide, or a folder that holds some.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without slides that cannot be read; list them.")]
+Without = Annotated[list[str] | None, typer.Option(help="Leave out files and folders with this word in their name.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out slides that cannot be read, and list them.")]
 
 
 def _bar() -> Progress:
@@ -39,7 +40,7 @@ def _skipped(problem: str) -> None:
 @app.command(
     epilog="[bold]Examples[/bold]\n\nsetstream slides patch slides/ --out job\n\n"
     "setstream slides patch camelyon16/ --out job --workers 8 --without mask --without annotation --skip-bad\n\n"
-    "Stop it in any way and start it again: slides that are done are skipped."
+    "After an interruption, the same command goes on: slides that are done are skipped."
 )
 def patch(
     slides: Slides,
@@ -48,37 +49,33 @@ def patch(
     patch_size: Annotated[int, typer.Option(help="Their side, in pixels at that magnification.")] = 256,
     overlap: Annotated[int, typer.Option(help="Of neighbours, in the same pixels.")] = 0,
     min_tissue: Annotated[float, typer.Option(help="The share of tissue that a patch must have.")] = 0.25,
-    threshold: Annotated[
-        float | None, typer.Option(help="Saturation above which there is tissue; Otsu's unless given.")
-    ] = None,
-    level0_magnification: Annotated[
-        float | None, typer.Option(help="What the slides were scanned at, where the files do not say it.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="Saturation of tissue, at least; Otsu's unless given.")] = None,
+    level0_magnification: Annotated[float | None, typer.Option(help="Of the scan, where the files do not have it.")] = None,
     images: Annotated[bool, typer.Option("--images", help="Write the patches themselves, too, as PNG files.")] = False,
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
-    without: Annotated[list[str] | None, typer.Option(help="Leave out files and folders with this word in their name.")] = None,
+    without: Without = None,
     skip_bad: SkipBad = False,
 ) -> None:
     """Find the tissue and cut it into patches: coordinates in TRIDENT's layout, and a picture of each slide."""
     from setstream.data.slides import GridOptions, find_slides, patch_slides
 
     options = GridOptions(magnification, patch_size, overlap, min_tissue, threshold, level0_magnification)
-    found = find_slides(slides, without or ())
+    files = find_slides(slides, without or ())
     total, bad = 0, 0
     with _bar() as bar:
-        row = bar.add_task("patching", total=len(found), note="")
+        row = bar.add_task("patching", total=len(files), note="")
         on_bad = _skipped if skip_bad else None
-        for path, count in patch_slides(found, out, options, workers=workers, images=images, on_bad=on_bad):
+        for path, count in patch_slides(files, out, options, workers=workers, images=images, on_bad=on_bad):
             total, bad = total + (count or 0), bad + (count is None)
             bar.update(row, advance=1, note=f"{path.stem}: {count or 0:,} patches")
-    console.print(f"{len(found) - bad} slides, {total:,} patches: {out / options.folder}", highlight=False, soft_wrap=True)
+    console.print(f"{len(files) - bad} slides, {total:,} patches: {out / options.folder}", highlight=False, soft_wrap=True)
 
 
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "setstream slides features slides/ job/20x_256px_0px_overlap --backbone efficientnet-lite0 --weights imagenet\n\n"
     "setstream slides features slides/ job/20x_256px_0px_overlap --backbone mine:encoder --device cuda\n\n"
-    "Stop it in any way and start it again: slides that are done are skipped."
+    "After an interruption, the same command goes on: slides that are done are skipped."
 )
 def features(
     slides: Slides,
@@ -86,11 +83,11 @@ def features(
     backbone: Annotated[str, typer.Option(help="A backbone by name, or your own module as package.module:function.")],
     weights: Annotated[str | None, typer.Option(help="Of a backbone by name: a file, or a name it knows (imagenet).")] = None,
     chunk_size: Annotated[int, typer.Option(help="Patches at a time.", min=1)] = 64,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    without: Annotated[list[str] | None, typer.Option(help="Leave out files and folders with this word in their name.")] = None,
+    device: Device = "auto",
+    without: Without = None,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Features of every patch, straight from the slides: one HDF5 file a slide, in TRIDENT's layout."""
+    """Features of every patch, straight from the slides: one HDF5 file per slide, in TRIDENT's layout."""
     from setstream.data.slides import find_slides
     from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
     from setstream.training.processes import choose_device
@@ -130,23 +127,19 @@ def features(
     "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)"
 )
 def heatmap(
-    model: Annotated[str, typer.Argument(help="A run's folder, a saved model's, or package.module:function.")],
+    model: Annotated[str, typer.Argument(help="A run folder, a saved model, or package.module:function.")],
     slide: Annotated[Path, typer.Argument(help="The slide.")],
     out: Annotated[Path, typer.Option(help="Folder for SLIDE.png and the table.")],
-    features_of: Annotated[
-        Path | None, typer.Option("--features", help="The slide's file of features; without it the model reads patches.")
-    ] = None,
-    patches: Annotated[Path | None, typer.Option(help="The slide's file of patches, where the model reads patches.")] = None,
-    score: Annotated[
-        str, typer.Option(help="What is drawn: evidence, attention, alone or instance. The table has it; with evidence all.")
-    ] = "evidence",
+    features_of: Annotated[Path | None, typer.Option("--features", help="Its features, if the model reads features.")] = None,
+    patches: Annotated[Path | None, typer.Option(help="Its file of patches, if the model reads patches.")] = None,
+    score: Annotated[str, typer.Option(help="evidence (the table has all scores), attention, alone or instance.")] = "evidence",
     table: Annotated[str, typer.Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
     chunk_size: Annotated[int, typer.Option(help="Elements at a time.", min=1)] = 256,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Device = "auto",
     builder: Builder = None,
     trust: Trust = None,
 ) -> None:
-    """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
+    """Scores of each patch by a trained model: a picture over the slide, and a table."""
     from setstream.data import H5Source
     from setstream.data.slides import Slide, SlideSource, heat_map, read_grid, save_png
     from setstream.sets.source import SetSource
@@ -155,7 +148,7 @@ def heatmap(
     from setstream.training.processes import choose_device
 
     if table not in ("csv", "parquet", "h5"):
-        raise ConfigurationError(f"a table is csv, parquet or h5; got {table!r}")
+        raise ConfigurationError(f"the table must be csv, parquet or h5; got {table!r}")
     source: SetSource
     if features_of is not None:
         source, grid = H5Source(features_of), read_grid(features_of)
@@ -163,15 +156,17 @@ def heatmap(
         source = SlideSource(slide, patches)
         grid = source.grid
     network = open_model(model, builder, trust or []).to(choose_device(device))
-    with console.status("looking"):
-        found = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
+    with console.status("scoring"):
+        scores = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
     with Slide(slide) as opened:
-        save_png(out / f"{slide.stem}.png", heat_map(opened, grid, found.elements[score].double().numpy()))
+        save_png(out / f"{slide.stem}.png", heat_map(opened, grid, scores.elements[score].double().numpy()))
     columns: dict[str, Any] = OrderedDict(x=grid.coords[:, 0], y=grid.coords[:, 1])
-    columns |= {name: values.double().numpy() for name, values in found.elements.items()}
-    write_table(out / f"{slide.stem}.{table}", columns, grid.attributes() | {"probability": found.probability})
+    columns |= {name: values.double().numpy() for name, values in scores.elements.items()}
+    write_table(out / f"{slide.stem}.{table}", columns, grid.attributes() | {"probability": scores.probability})
     console.print(
-        f"p = {found.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .{table}", highlight=False, soft_wrap=True
+        f"p = {scores.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .{table}",
+        highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -202,7 +197,7 @@ def camelyon16(
     root: Annotated[Path, typer.Argument(help="The folder with training/ and testing/.")],
     out: Annotated[Path, typer.Option(help="The CSV to write: slide_id, label, split.")],
     features_in: Annotated[Path | None, typer.Option("--features", help="A folder of feature files instead of slides.")] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="All 270 and 129 slides of the paper must be there.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Fail unless all 270 and 129 slides of the paper are there.")] = False,
 ) -> None:
     """Labels and the paper's split of Camelyon16, as a CSV that `ss.data` reads."""
     from setstream._utils.atomic import write_atomically

@@ -1,10 +1,17 @@
-"""Where sets come from: memory, numpy, HDF5, torch, Parquet, Arrow, Zarr, folders of images."""
+"""Where sets come from: memory, numpy, HDF5, torch, Parquet, Arrow, Zarr, folders of images, whole-slide images.
 
+open(path)          recognises what is there and gives a `SetDataset`: one `SetSource` for each set
+formats/            a module for each file format
+SetCollection       many sets as bulk encoding reads them: a `SetDataset`, or the tables of `ParquetSets`
+slides/             patches of whole-slide images
+"""
+
+from setstream.data.collection import SetCollection
 from setstream.data.dataset import SetBatch, SetDataset, SetLoader
-from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
-from setstream.data.parquet import ParquetSets, ParquetSource
+from setstream.data.formats import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
+from setstream.data.recognise import open_collection, open_source
 from setstream.data.recognise import open_sets as open
-from setstream.data.recognise import open_source
+from setstream.data.table_sets import ParquetSets, ParquetSource
 from setstream.sets.part import PartSource
 from setstream.sets.served import SourceChunks
 from setstream.sets.source import ArraySource, SetSource
@@ -18,6 +25,7 @@ __all__ = [
     "ParquetSource",
     "PartSource",
     "SetBatch",
+    "SetCollection",
     "SetDataset",
     "SetLoader",
     "SetSource",
@@ -25,5 +33,6 @@ __all__ = [
     "TorchSource",
     "ZarrSource",
     "open",
+    "open_collection",
     "open_source",
 ]

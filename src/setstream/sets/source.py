@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -48,6 +49,8 @@ class SetSource(ABC):
 
     id: str = ""
     label: Any = None
+    #: The file or folder that it lies in, if any.
+    path: Path | None = None
 
     def __init__(self, id: str = "", label: Any = None, metadata: Metadata = None) -> None:
         self.id, self.label = id, label

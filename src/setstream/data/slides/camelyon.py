@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from setstream.data.dataset import SetDataset
-from setstream.data.recognise import FILES
+from setstream.data.formats import SOURCE_OF
 from setstream.data.slides.folder import find_slides
 from setstream.data.slides.source import SlideSource
 from setstream.errors import DataError
@@ -34,34 +34,35 @@ def read_reference(path: Path) -> dict[str, int]:
         raise DataError(f"{path}: there is no such file; the labels of Camelyon16's test slides are in testing/reference.csv")
     with path.open(newline="") as file:
         rows = [row for row in csv.reader(file) if len(row) > 1]
-    found = {}
+    labels = {}
     for number, row in enumerate(rows):
         name, kind = Path(row[0].strip()).stem, row[1].strip().lower()
         if kind in LABELS:
-            found[name] = LABELS[kind]
+            labels[name] = LABELS[kind]
         elif number:
-            raise DataError(f"{path}: row {number + 1} says {row[1]!r}; expected Normal or Tumor")
-    return found
+            raise DataError(f"{path}: row {number + 1} has {row[1]!r}; expected Normal or Tumor")
+    return labels
 
 
 def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
     """The split and the label of each slide, by its name: normal_..., tumor_..., test_...
 
-    >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
-    {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
+    Example:
+        >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
+        {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
     """
-    found: dict[str, tuple[str, int]] = {}
+    labels: dict[str, tuple[str, int]] = {}
     for name in names:
         kind = name.lower().partition("_")[0]
         if kind in LABELS:
-            found[name] = ("train", LABELS[kind])
+            labels[name] = ("train", LABELS[kind])
         elif kind == "test" and name in reference:
-            found[name] = ("test", reference[name])
+            labels[name] = ("test", reference[name])
         elif kind == "test":
             raise DataError(f"{name}: the reference has no label for it; it names {len(reference)} slides")
         else:
             raise DataError(f"{name}: is no slide of Camelyon16, whose names begin with normal_, tumor_ or test_")
-    return found
+    return labels
 
 
 def camelyon16(
@@ -69,10 +70,11 @@ def camelyon16(
 ) -> dict[str, SetDataset]:
     """Camelyon16 as {"train": ..., "test": ...}, labels 0 and 1: patches straight from the slides, or features of them.
 
-    root:      the folder with training/ and testing/.
-    features:  a folder of feature files, named as the slides; the slides themselves are not needed then.
-    whole:     all of the paper's 270 and 129 slides must be there.
-    options:   how slides are cut (`GridOptions`).
+    Args:
+        root: The folder with training/ and testing/.
+        features: A folder of feature files, named as the slides; the slides themselves are not needed then.
+        whole: Whether all of the paper's 270 and 129 slides must be there.
+        options: How slides are cut (`GridOptions`).
     """
     root = Path(root)
     sources: list[SetSource]
@@ -80,8 +82,8 @@ def camelyon16(
         parts = [root / name for name in ("training", "testing") if (root / name).is_dir()] or [root]
         sources = [SlideSource(file, **options) for part in parts for file in find_slides(part, MASKS)]
     else:
-        stored = sorted(file for file in Path(features).iterdir() if file.suffix in FILES and not file.name.startswith("."))
-        sources = [FILES[file.suffix](file) for file in stored]
+        files = sorted(Path(features).iterdir())
+        sources = [SOURCE_OF[file.suffix](file) for file in files if file.suffix in SOURCE_OF and file.name[0] != "."]
     names = [source.id for source in sources]
     reference: dict[str, int] = {}
     if any(name.startswith("test") for name in names):
@@ -89,10 +91,8 @@ def camelyon16(
     known = camelyon16_labels(names, reference)
     for source in sources:
         source.label = known[source.id][1]
-    splits = {split: SetDataset([own for own in sources if known[own.id][0] == split]) for split in PAPER}
-    counts = {split: len(own) for split, own in splits.items()}
+    splits = {split: SetDataset([source for source in sources if known[source.id][0] == split]) for split in PAPER}
+    counts = {split: len(data) for split, data in splits.items()}
     if whole and counts != PAPER:
-        raise DataError(
-            f"{root}: the paper has {PAPER['train']} slides to train on and {PAPER['test']} to test; found {counts}"
-        )
+        raise DataError(f"{root}: the paper has {PAPER} slides; there are {counts}")
     return splits

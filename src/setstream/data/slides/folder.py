@@ -1,6 +1,6 @@
 """Many slides: found in a folder, cut by several processes, each slide whole or not there.
 
-A slide whose file of patches exists is not cut again: a job that was stopped, in whatever way, goes on by the same command.
+A slide whose file of patches exists is not cut again: after an interruption, the same command goes on.
 """
 
 import multiprocessing
@@ -22,7 +22,9 @@ from setstream.errors import ConfigurationError, DataError
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
     """The slides at a path: a file, or all in a folder and its folders, by name.
 
-    without: words; what has one of them in its name, or in the name of a folder inside, is left out (masks, say).
+    Args:
+        path: A slide, or a folder.
+        without: Words. Files with one of them in their name, or in the name of a folder inside, are left out (masks, say).
     """
     path = Path(path)
     if not path.exists():
@@ -34,7 +36,9 @@ def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
     by_name: dict[str, Path] = {}
     for file in files:
         if by_name.setdefault(file.stem, file) != file:
-            raise DataError(f"{by_name[file.stem]} and {file} have one name: outputs are named by it. Give folders one by one")
+            raise DataError(
+                f"{by_name[file.stem]} and {file} have the same name, by which outputs are named: give folders one by one"
+            )
     return sorted(files, key=lambda file: file.stem)
 
 
@@ -71,7 +75,13 @@ def patch_slides(
 ) -> Iterator[tuple[Path, int | None]]:
     """Cut slides, `workers` at a time; gives each as it is done, with the number of its patches.
 
-    on_bad: called with what is wrong with a slide, which is then left out (None patches); without it, that is an error.
+    Args:
+        slides: Their files.
+        out: The folder to write to.
+        options: How to cut.
+        workers: Processes.
+        images: Whether to write the patches as images, too.
+        on_bad: Called with what is wrong with a slide, which is then left out (None patches). Without it, that is an error.
     """
     options, out = options or GridOptions(), Path(out)
     if workers < 1:
@@ -97,7 +107,9 @@ def patch_slides(
             for future in as_completed(waiting):
                 yield outcome(waiting[future], future.result)
         except BrokenProcessPool as error:
-            raise DataError("a process that cut slides was killed, perhaps for want of memory: use fewer workers") from error
+            raise DataError(
+                "a process that cut slides was killed, perhaps because memory ran out: use fewer workers"
+            ) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -20,12 +20,13 @@ from setstream.errors import ConfigurationError
 class GridOptions:
     """How a slide is cut.
 
-    magnification:         of the patches.
-    patch_size:            their side, in pixels at that magnification.
-    overlap:               of neighbours, in the same pixels.
-    min_tissue:            the share of tissue that a patch must have.
-    threshold:             of the saturation; Otsu's unless given.
-    level0_magnification:  what the slide was scanned at, where the file does not say it.
+    Args:
+        magnification: Of the patches.
+        patch_size: Their side, in pixels at that magnification.
+        overlap: Of neighbours, in the same pixels.
+        min_tissue: The share of tissue that a patch must have.
+        threshold: Of the saturation; Otsu's unless given.
+        level0_magnification: What the slide was scanned at, where the file does not say it.
     """
 
     magnification: float = 20.0
@@ -41,14 +42,15 @@ class GridOptions:
         if not 0 <= self.overlap < self.patch_size:
             raise ConfigurationError(f"overlap must be less than patch_size, {self.patch_size}; got {self.overlap}")
         if not 0.0 <= self.min_tissue <= 1.0:
-            raise ConfigurationError(f"min_tissue is a share from 0 to 1; got {self.min_tissue}")
+            raise ConfigurationError(f"min_tissue must be a share from 0 to 1; got {self.min_tissue}")
 
     @property
     def folder(self) -> str:
         """The name of the folder that such patches lie in.
 
-        >>> GridOptions().folder
-        '20x_256px_0px_overlap'
+        Example:
+            >>> GridOptions().folder
+            '20x_256px_0px_overlap'
         """
         return f"{self.magnification:g}x_{self.patch_size}px_{self.overlap}px_overlap"
 
@@ -72,9 +74,9 @@ class Grid:
 
     def attributes(self) -> dict[str, Any]:
         """Everything but the coordinates, whole numbers as such."""
-        found = asdict(self)
-        del found["coords"]
-        return {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in found.items()}
+        values = asdict(self)
+        del values["coords"]
+        return {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in values.items()}
 
 
 def cut(slide: Slide, options: GridOptions, name: str) -> tuple[Grid, Tissue]:

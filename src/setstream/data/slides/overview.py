@@ -36,8 +36,8 @@ def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
     picture, downsample = thumbnail_for(slide, grid)
     height, width = picture.shape[:2]
     rows, columns = (
-        np.minimum(((np.arange(length) + 0.5) * downsample / tissue.downsample).astype(np.int64), own - 1)
-        for length, own in zip((height, width), tissue.mask.shape, strict=True)
+        np.minimum(((np.arange(length) + 0.5) * downsample / tissue.downsample).astype(np.int64), size - 1)
+        for length, size in zip((height, width), tissue.mask.shape, strict=True)
     )
     mask = tissue.mask[rows[:, None], columns]
     inner = mask.copy()

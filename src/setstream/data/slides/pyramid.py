@@ -56,7 +56,9 @@ def _positive(text: str | None) -> float | None:
 class Slide:
     """A slide that is open. Reading is safe from several threads; after a fork, open it anew.
 
-    magnification: of level 0, where the file does not say it or says it wrongly.
+    Args:
+        path: The file.
+        magnification: Of level 0, where the file does not say it or says it wrongly.
     """
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
@@ -71,7 +73,7 @@ class Slide:
         except (openslide.OpenSlideError, OSError) as error:
             raise DataError(f"{self.path}: OpenSlide cannot open it, it may be cut off or no slide: {error}") from error
         if magnification is not None and not 0 < magnification < math.inf:
-            raise ConfigurationError(f"a magnification is positive, like 20 or 40; got {magnification}")
+            raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
         background = self._slide.properties.get("openslide.background-color", "ffffff")
         self._background = tuple(int(background[i : i + 2], 16) for i in (0, 2, 4))
@@ -92,7 +94,7 @@ class Slide:
         """Of level 0."""
         if self._magnification is None:
             raise DataError(
-                f"{self.path}: says neither its objective power nor the size of its pixels, so 20x cannot be found. Say the "
+                f"{self.path}: has neither an objective power nor a pixel size, so its magnification is unknown. Give the "
                 "magnification it was scanned at: --level0-magnification 40, or level0_magnification=40"
             )
         return self._magnification
@@ -100,7 +102,7 @@ class Slide:
     def extent(self, patch_size: int, magnification: float) -> int:
         """The side of a patch of `patch_size` pixels at `magnification`, in pixels of level 0."""
         if not magnification > 0:
-            raise ConfigurationError(f"a magnification is positive, like 20 or 40; got {magnification}")
+            raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         if magnification > self.magnification * (1 + TOLERANCE):
             raise DataError(
                 f"{self.path}: was scanned at {self.magnification:g}x; there is no {magnification:g}x in it. Choose "
@@ -110,7 +112,7 @@ class Slide:
 
     def level_for(self, downsample: float) -> int:
         """The coarsest level that is at least as fine as `downsample`."""
-        fitting = [level for level, own in enumerate(self.downsamples) if own <= downsample * (1 + TOLERANCE)]
+        fitting = [level for level, factor in enumerate(self.downsamples) if factor <= downsample * (1 + TOLERANCE)]
         return max(fitting, key=lambda level: self.downsamples[level], default=0)
 
     def patch(self, x: int, y: int, extent: int, patch_size: int) -> np.ndarray:
@@ -129,7 +131,7 @@ class Slide:
     def thumbnail(self, downsample: float) -> np.ndarray:
         """The whole slide, smaller by `downsample`: (h, w, 3) bytes. Memory is that of a band of the level it is read from."""
         level = self.level_for(downsample)
-        own = self.downsamples[level]
+        level_downsample = self.downsamples[level]
         wide, high = self._slide.level_dimensions[level]
         width, height = (max(1, round(length / downsample)) for length in self.size)
         rows = max(1, int(height * BAND_PIXELS / (wide * high)))
@@ -139,7 +141,7 @@ class Slide:
             bottom = min(top + rows, height)
             edges = down[top : bottom + 1]
             start, stop = math.floor(edges[0]), min(math.ceil(edges[-1]), high)
-            region = self._region(0, round(start * own), level, wide, stop - start)
+            region = self._region(0, round(start * level_downsample), level, wide, stop - start)
             bands.append(shrink(np.asarray(region), edges - start, across))
         return np.concatenate(bands)
 
@@ -156,7 +158,7 @@ class Slide:
         return plain
 
     def close(self) -> None:
-        """Give back the file."""
+        """Close the file."""
         self._slide.close()
 
     def __enter__(self) -> Slide:

@@ -1,6 +1,6 @@
 """Patches as a set: read straight from the slide, nothing extracted to disk; or from a folder of extracted ones.
 
-source = SlideSource("a.svs")                                  cut on first use: tissue, grid, 20x, 256 pixels
+source = SlideSource("a.svs")                           cut on first use: tissue, grid, 20x, 256 pixels
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
 z = ss.encode(encoder, source, chunk_size=256)          elements (3, 256, 256), floats in [0, 1]
 """
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from setstream._utils.atomic import whole_or_nothing
-from setstream.data.files import FileSource, ImageFolderSource
+from setstream._utils.optional import need
+from setstream.data.formats.file import FileSource
+from setstream.data.formats.images import ImageFolderSource
 from setstream.data.slides.grid import Grid, GridOptions, cut
 from setstream.data.slides.layout import read_grid
 from setstream.data.slides.pyramid import Slide
@@ -35,19 +37,28 @@ class _Patches:
         self.dtype = np.dtype(np.uint8)
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
-        places = self.grid.coords[index]
-        found = np.empty((len(places), *self.shape[1:]), np.uint8)
-        for patch, (x, y) in zip(found, places.tolist(), strict=True):
+        coords = self.grid.coords[index]
+        patches = np.empty((len(coords), *self.shape[1:]), np.uint8)
+        for patch, (x, y) in zip(patches, coords.tolist(), strict=True):
             patch[:] = self.file.patch(x, y, self.grid.patch_size_level0, self.grid.patch_size).transpose(2, 0, 1)
-        return found
+        return patches
 
 
 class SlideSource(FileSource):
     """The patches of a slide as a set of (3, S, S) elements, floats in [0, 1] or, with raw=True, bytes.
 
-    grid:     a `Grid`, or the file of one; cut with `options` on first use unless given.
-    options:  how to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
+    Args:
+        path: The slide.
+        grid: A `Grid`, or the file of one; the slide is cut with `options` on first use unless given.
+        id: The name of the set; the file's unless given.
+        label: What is to be learned about the slide.
+        metadata: Anything else that belongs to it.
+        raw: Whether elements are bytes.
+        options: How to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
     """
+
+    #: Endings by which `ss.data.open` recognises slides. Pyramids in .tif look like images: use `open_slides`.
+    suffixes = (".svs", ".ndpi", ".mrxs", ".scn")
 
     def __init__(
         self,
@@ -85,7 +96,6 @@ class SlideSource(FileSource):
         return torch.from_numpy(self.grid.coords)
 
     def open(self) -> _Patches:
-        """Open the slide."""
         return _Patches(Slide(self.path), self.grid)
 
     def __len__(self) -> int:
@@ -93,18 +103,15 @@ class SlideSource(FileSource):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(3, S, S)."""
         return (3, self.grid.patch_size, self.grid.patch_size)
 
     @property
     def dtype(self) -> torch.dtype:
-        """float32, or bytes."""
         return torch.uint8 if self.raw else torch.float32
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Decode the patches of a range."""
-        found = super().read(start, stop)
-        return found if self.raw else as_floats(found)
+        patches = super().read(start, stop)
+        return patches if self.raw else as_floats(patches)
 
     def take(self, index: Tensor) -> Tensor:
         """Decode these patches and no others, row by row of the slide, whatever their order."""
@@ -112,10 +119,8 @@ class SlideSource(FileSource):
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
             raise ShapeError(f"{self.id} has {len(self)} patches; asked for {int(index.min())} .. {int(index.max())}")
         order = index.argsort()
-        found = self._tensor(self.array[index[order].numpy()])
-        back = torch.empty_like(found)
-        back[order] = found
-        return back if self.raw else as_floats(back)
+        patches = self._tensor(self.array[index[order].numpy()])[order.argsort()]
+        return patches if self.raw else as_floats(patches)
 
 
 class PatchFolderSource(ImageFolderSource):
@@ -123,11 +128,9 @@ class PatchFolderSource(ImageFolderSource):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Floats."""
         return torch.float32
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Decode the images of a range."""
         return as_floats(super().read(start, stop))
 
     def coords(self) -> Tensor:
@@ -141,15 +144,13 @@ class PatchFolderSource(ImageFolderSource):
 
 def extract(source: SlideSource, folder: Path, chunk_size: int = 256) -> None:
     """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder is whole or not there."""
-    from setstream._utils.optional import need
-
     image = need("PIL.Image", "slides")
     digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))
     with whole_or_nothing(folder) as hidden:
         hidden.mkdir(parents=True, exist_ok=True)
-        places = iter(source.coords().tolist())
+        coords = iter(source.coords().tolist())
         for chunk in source.chunks(chunk_size):
             pixels = chunk if source.raw else (chunk * 255.0).round_().byte()
             for patch in pixels.permute(0, 2, 3, 1).numpy():
-                x, y = next(places)
+                x, y = next(coords)
                 image.fromarray(patch).save(hidden / f"{y:0{digits}d}_{x:0{digits}d}.png")

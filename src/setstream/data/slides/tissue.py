@@ -34,9 +34,10 @@ class Tissue:
     def share(self, coords: np.ndarray, extent: int) -> np.ndarray:
         """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: by its integral image.
 
-        >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
-        >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
-        array([1. , 0.5, 1. ])
+        Example:
+            >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
+            >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
+            array([1. , 0.5, 1. ])
         """
         corner = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         low, high = coords / self.downsample, (coords + extent) / self.downsample

@@ -12,7 +12,7 @@ from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream.errors import ConfigurationError, ShapeError
 
-#: Micrometres a pixel at 1x.
+#: Micrometres per pixel at 1x.
 MICROMETRES = 10.0
 
 
@@ -32,10 +32,15 @@ def write_slide(
     tile: int = 256,
     compression: str = "jpeg",
 ) -> Path:
-    """Write a picture (H, W, 3) of bytes as a pyramid of slides at `magnification`; None: the file does not say it.
+    """Write a picture as a slide: a tiled pyramid.
 
-    levels:       how many; as many as it takes to get below 512 pixels unless given.
-    compression:  jpeg (small) or deflate (exact).
+    Args:
+        path: The file to write.
+        picture: (H, W, 3) bytes.
+        magnification: Of the first level; None leaves it out of the file.
+        levels: How many; as many as it takes to get below 512 pixels unless given.
+        tile: The side of a tile, in pixels.
+        compression: "jpeg" (small) or "deflate" (exact).
     """
     if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
         raise ShapeError(f"a picture is (H, W, 3) bytes; got {picture.shape}, {picture.dtype}")

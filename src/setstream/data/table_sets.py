@@ -1,4 +1,4 @@
-"""Sets in Parquet or Arrow files: one row an element, a column that says which set it belongs to.
+"""Sets in Parquet or Arrow files: one row per element, a column that says which set it belongs to.
 
     set_id   features: fixed_size_list<float>[D]          or numeric columns f0, f1, ...
     "a"      [0.1, ...]
@@ -6,7 +6,7 @@
 
     set_id=a/part-0.parquet        or a folder for each set, as Hive, Spark and pyarrow's datasets write it
 
-`ParquetSets.stream()` reads every row once, in the order of the files, and hands out (set ids, features): what bulk encoding
+`ParquetSets.stream()` reads every row once, in the order of the files, and gives (set ids, features): what bulk encoding
 needs, as states of scattered pieces add up. `ParquetSets.source(id)` serves one set, from an index of its rows.
 """
 
@@ -16,10 +16,10 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -27,8 +27,11 @@ import torch
 from torch import Tensor
 
 from setstream._utils.prefetch import iterate_ahead
-from setstream.data.files import reading
-from setstream.data.tables import SUFFIXES, Ids, TableFile, row_features, row_ids
+from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
+from setstream.data.dataset import file_facts
+from setstream.data.formats import TABLE_OF, ParquetTable
+from setstream.data.formats.file import reading
+from setstream.data.formats.table import TableFile, row_features, row_ids
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
@@ -61,32 +64,37 @@ class Group:
 
 
 def is_table(path: Path) -> bool:
-    """Whether a path is a Parquet or Arrow file, or a folder of such, or of folders `column=value`."""
-    if path.suffix in SUFFIXES:
+    """Whether a path is a table's file, or a folder of such files, or of folders `column=value`."""
+    if path.suffix in TABLE_OF:
         return True
     inside = list(path.iterdir()) if path.is_dir() else []
     partitions = [item for item in inside if "=" in item.name and item.is_dir()]
-    return any(file.suffix in SUFFIXES for file in inside) or any(map(parquet_files, partitions))
+    return any(file.suffix in TABLE_OF for file in inside) or any(map(table_files, partitions))
 
 
-def parquet_files(path: Path) -> list[Path]:
-    """The file itself, or all Parquet and Arrow files in and below a folder, in the order of their names."""
+def table_files(path: Path) -> list[Path]:
+    """The file itself, or all files of tables in and below a folder, in the order of their names."""
     if path.is_file():
         return [path]
-    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+    return sorted(file for file in path.rglob("*") if file.suffix in TABLE_OF)
 
 
-class ParquetSets:
+class ParquetSets(SetCollection):
     """Many sets in Parquet or Arrow files.
 
-    set_column, columns: the column of set ids and those of features; found by their usual names unless given.
+    Args:
+        path: A file, or a folder of files.
+        set_column: The column of set ids; found by its usual names unless given.
+        columns: The columns of features; found by their usual names unless given.
     """
+
+    unit: ClassVar[str] = "rows"
 
     def __init__(self, path: str | Path, set_column: str | None = None, columns: Sequence[str] | None = None) -> None:
         if isinstance(columns, str):
             raise ConfigurationError(f"columns is a list of names; got the text {columns!r}")
         self.path = Path(path)
-        self.files = parquet_files(self.path)
+        self.files = table_files(self.path)
         if not self.files:
             raise DataError(f"{self.path}: no Parquet or Arrow file is there")
         table = self._first_readable()
@@ -96,20 +104,9 @@ class ParquetSets:
         if self.set_column not in known:
             wanted = set_column or ", ".join(SET_COLUMNS)
             raise DataError(f"{first}: has no column of set ids ({wanted}); its columns are {known}")
-        # Whether the folder of a file says which set it is of.
+        # Whether the folder of a file says which set its rows belong to.
         self.by_folder = self.set_column not in names
-        listed = next((name for name in FEATURE_COLUMNS if name in names), None)
-        plain = [name for name in table.numeric() if name != self.set_column]
-        doubtful = [name for name in plain if name.lower() in NO_FEATURES]
-        if columns is None and listed is None and doubtful:
-            raise DataError(
-                f"{first}: {doubtful} may be labels or times rather than features: name the feature columns "
-                f"(columns=[...], --columns); its columns are {names}"
-            )
-        self.columns = list(columns) if columns else [listed] if listed else plain
-        missing = [name for name in self.columns if name not in names]
-        if missing or not self.columns:
-            raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
+        self.columns = self._feature_columns(table, columns)
         self._index: dict[str, list[tuple[Group, Rows]]] | None = None
         self._element: Tensor | None = None
         self._kept: Kept | None = None
@@ -118,77 +115,121 @@ class ParquetSets:
         return self.__dict__ | {"_kept": None}
 
     def _first_readable(self) -> TableFile:
-        """The first file that can be opened; those before it are errors when their rows are asked for."""
-        problem: DataError | None = None
-        for file in self.files:
+        """The first file that can be opened; those before it are errors when their rows are read."""
+        for file in self.files[:-1]:
             try:
-                return TableFile(file)
-            except DataError as error:
-                problem = problem or error
-        assert problem is not None
-        raise problem
+                return _open(file)
+            except DataError:
+                continue
+        return _open(self.files[-1])
+
+    def _feature_columns(self, table: TableFile, columns: Sequence[str] | None) -> list[str]:
+        first, names = table.path, table.names
+        listed = next((name for name in FEATURE_COLUMNS if name in names), None)
+        numeric = [name for name in table.numeric() if name != self.set_column]
+        doubtful = [name for name in numeric if name.lower() in NO_FEATURES]
+        if columns is None and listed is None and doubtful:
+            raise DataError(
+                f"{first}: {doubtful} may be labels or times rather than features: name the feature columns "
+                f"(columns=[...], --columns); its columns are {names}"
+            )
+        chosen = list(columns) if columns else [listed] if listed else numeric
+        missing = [name for name in chosen if name not in names]
+        if missing or not chosen:
+            raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
+        return chosen
 
     # -- all sets at once ---------------------------------------------------------------------------------------------
 
-    def groups(self, on_bad: Callable[[str], None] | None = None) -> list[Group]:
-        """All row groups of all files, in order; on_bad: called with what is wrong with a file, which is left out."""
-        found: list[Group] = []
+    def groups(self, skip_bad: Skip | None = None) -> list[Group]:
+        """All row groups of all files, in order; `skip_bad` is called for a file that cannot be opened."""
+        groups: list[Group] = []
         for file in self.files:
             try:
-                found += self._groups(TableFile(file))
+                groups += self._groups(_open(file))
             except DataError as error:
-                if on_bad is None:
+                if skip_bad is None:
                     raise
-                on_bad(f"{error} (none of its rows are used)")
-        return found
+                skip_bad(str(file), f"{error} (none of its rows are used)")
+        return groups
 
-    def stream(
-        self, skip: int = 0, ahead: int = 2, on_bad: Callable[[str], None] | None = None
-    ) -> Iterator[tuple[Ids, Tensor | DataError]]:
-        """Every row but the first `skip` once: its set's id and the features (n, D), some megabytes at a time.
+    def stream(self, start: int = 0, ahead: int = 2, skip_bad: Skip | None = None) -> Iterator[tuple[Ids, Tensor | DataError]]:
+        """Every row after the first `start`, once: the ids of their sets and the features (n, D), some megabytes at a time.
 
-        Rows are decoded by a thread, ahead of whoever uses them; with ahead = 0 when they are asked for. With on_bad, a file
-        that cannot be opened is left out, and rows that cannot be read come as the error, with the sets of their row group.
+        Args:
+            start: Rows to leave out at the beginning.
+            ahead: How many batches a thread decodes ahead; 0 decodes a batch when it is asked for.
+            skip_bad: Called for a file that cannot be opened. With it, rows that cannot be read come as the error, with the
+                sets of their row group; without it, both raise.
         """
-        left = self.groups(on_bad)
-        while left and skip and left[0].rows <= skip:
-            skip -= left.pop(0).rows
-        return iterate_ahead(self.read(left, skip, on_bad is not None), ahead)
+        left = self.groups(skip_bad)
+        while left and start and left[0].rows <= start:
+            start -= left.pop(0).rows
+        return iterate_ahead(self._read(left, start, skip_bad is not None), ahead)
 
-    def read(self, groups: list[Group], skip: int = 0, lenient: bool = False) -> Iterator[tuple[Ids, Tensor | DataError]]:
-        """The rows of some row groups, without the first `skip`; not ahead. lenient: rows that cannot be read as an error."""
-        column = [] if self.by_folder else [self.set_column]
+    def _read(self, groups: list[Group], start: int, lenient: bool) -> Iterator[tuple[Ids, Tensor | DataError]]:
         table: TableFile | None = None
         for group in groups:
             left = group.rows
             try:
                 if table is None or table.path != group.file:
-                    table = TableFile(group.file, column)
-                for batch in self._batches(table, group.number, [*column, *self.columns]):
-                    if skip and batch.num_rows <= skip:
-                        skip, left = skip - batch.num_rows, left - batch.num_rows
+                    table = _open(group.file, self._id_columns)
+                for batch in table.batches(group.number, [*self._id_columns, *self.columns]):
+                    if start and batch.num_rows <= start:
+                        start, left = start - batch.num_rows, left - batch.num_rows
                         continue
-                    rest = batch.slice(skip)
-                    yield self._ids(rest, table, group.number), self._features(rest, table, group.number)
-                    skip, left = 0, left - batch.num_rows
+                    rest = batch.slice(start)
+                    yield self._ids(rest, group), self._features(rest, table, group)
+                    start, left = 0, left - batch.num_rows
             except DataError as error:
                 if not lenient:
                     raise
-                yield Ids(self._names(group), np.zeros(max(0, left - skip), np.int64), group.place), error
-                skip = 0
+                yield Ids(self._names(group), np.zeros(max(0, left - start), np.int64), group.place), error
+                start = 0
+
+    # -- as a collection ----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[SetSource]:
+        return (self.source(name) for name in self.ids())
+
+    def check(self, skip_bad: bool = False) -> tuple[ParquetSets, list[str]]:
+        """Nothing to do: rows are checked as they are read."""
+        return self, []
+
+    def facts(self) -> list[Any]:
+        return [self.set_column, self.columns, *map(file_facts, self.files)]
+
+    def total(self) -> int:
+        return sum(group.rows for group in self.groups(lambda name, reason: None))
+
+    def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
+        for ids, features in self.stream(position, decode_ahead, skip):
+            position += len(ids)
+            yield Block(ids, features, position)
+
+    def shares(self, size: int = 0, skip: Skip | None = None) -> list[Share]:
+        """A share for each row group, whatever its size."""
+        return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
+
+    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
+        return (Block(ids, features) for ids, features in self._read([share.where], 0, lenient=True))
+
+    def output_order(self, names: list[str]) -> list[str]:
+        """By name: the order in which sets first appear is not known without reading everything again."""
+        return sorted(names)
 
     # -- one set ------------------------------------------------------------------------------------------------------
 
     def index(self) -> dict[str, list[tuple[Group, Rows]]]:
         """Where the rows of every set are; reads the column of set ids once."""
         if self._index is None:
-            found: dict[str, list[tuple[Group, Rows]]] = {}
+            index: dict[str, list[tuple[Group, Rows]]] = {}
             for file in self.files:
-                table = TableFile(file, [] if self.by_folder else [self.set_column])
+                table = _open(file, self._id_columns)
                 for group in self._groups(table):
                     for name, rows in self._rows_of_sets(table, group).items():
-                        found.setdefault(name, []).append((group, rows))
-            self._index = found
+                        index.setdefault(name, []).append((group, rows))
+            self._index = index
         return self._index
 
     def ids(self) -> list[str]:
@@ -203,20 +244,20 @@ class ParquetSets:
 
     def pieces(self, group: Group, rows: Rows, size: int) -> Iterator[Tensor]:
         """Some rows of a row group in their order, `size` at a time; memory is that of a piece and of one batch."""
-        table = TableFile(group.file)
+        table = _open(group.file)
         start = count = 0
         waiting: list[Tensor] = []
-        for batch in self._batches(table, group.number, self.columns):
-            features = self._features(batch, table, group.number)
+        for batch in table.batches(group.number, self.columns):
+            features = self._features(batch, table, group)
             stop = start + len(features)
             if isinstance(rows, range):
-                found = features[max(0, rows.start - start) : max(0, rows.stop - start)]
+                wanted = features[max(0, rows.start - start) : max(0, rows.stop - start)]
             else:
                 low, high = np.searchsorted(rows, (start, stop))
-                found = features[torch.from_numpy(rows[low:high] - start)]
-            while len(found):
-                waiting.append(found[: size - count])
-                count, found = count + len(waiting[-1]), found[size - count :]
+                wanted = features[torch.from_numpy(rows[low:high] - start)]
+            while len(wanted):
+                waiting.append(wanted[: size - count])
+                count, wanted = count + len(waiting[-1]), wanted[size - count :]
                 if count == size:
                     yield torch.cat(waiting)
                     waiting, count = [], 0
@@ -236,18 +277,22 @@ class ParquetSets:
         return self._kept
 
     def element(self) -> Tensor:
-        """Nothing, in the shape and type of elements: (0, D)."""
+        """No elements, in the shape and type of elements: (0, D)."""
         if self._element is None:
-            table = TableFile(self.files[0])
-            self._element = self._features(next(self._batches(table, 0, self.columns)), table, 0)[:0].clone()
+            table, group = _open(self.files[0]), Group(self.files[0], 0, 0)
+            self._element = self._features(next(table.batches(0, self.columns)), table, group)[:0].clone()
         return self._element
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _id_columns(self) -> list[str]:
+        return [] if self.by_folder else [self.set_column]
+
     def _names(self, group: Group) -> list[str]:
         """The sets that have rows in a row group; none where that cannot be read."""
         try:
-            return list(self._rows_of_sets(TableFile(group.file, [] if self.by_folder else [self.set_column]), group))
+            return list(self._rows_of_sets(_open(group.file, self._id_columns), group))
         except DataError:
             return []
 
@@ -257,17 +302,13 @@ class ParquetSets:
             return {self._set_of_folder(group.file): range(group.rows)}
         pieces: dict[str, list[np.ndarray]] = {}
         start = 0
-        for batch in self._batches(table, group.number, [self.set_column]):
-            ids = self._ids(batch, table, group.number)
-            order, position = ids.order(), 0
-            for name, length in zip(order.names, order.lengths, strict=True):
-                rows = (
-                    np.arange(position, position + length) if order.rows is None else order.rows[position : position + length]
-                )
-                pieces.setdefault(name, []).append(rows + start)
-                position += length
-            start += len(ids)
-        return {name: _run_or_rows(np.concatenate(own)) for name, own in pieces.items()}
+        for batch in table.batches(group.number, [self.set_column]):
+            order = self._ids(batch, group).order()
+            rows = np.arange(batch.num_rows) if order.rows is None else order.rows
+            for name, part in zip(order.names, np.split(rows, np.cumsum(order.lengths)), strict=False):
+                pieces.setdefault(name, []).append(part + start)
+            start += batch.num_rows
+        return {name: _run_or_rows(np.concatenate(parts)) for name, parts in pieces.items()}
 
     def _folders(self, file: Path) -> dict[str, str]:
         """What the folders between the path and the file say: column=value."""
@@ -277,36 +318,30 @@ class ParquetSets:
 
     def _groups(self, table: TableFile) -> list[Group]:
         """Those of one file; a folder whose file has none is an empty set, which a group without rows stands for."""
-        found = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
-        return found or [Group(table.path, 0, 0)] * self.by_folder
+        with reading(table.path):
+            groups = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
+        return groups or [Group(table.path, 0, 0)] * self.by_folder
 
-    def _batches(self, table: TableFile, group: int, columns: list[str]) -> Iterator[Any]:
-        """The batches of a row group; of an empty set's file one without rows."""
-        any_rows = False
-        for batch in table.batches(group, columns) if group < len(table) else ():
-            any_rows = True
-            yield batch
-        if not any_rows:
-            yield table.nothing(columns)
-
-    def _ids(self, batch: Any, table: TableFile, group: int) -> Ids:
-        place = f"{table.path}, row group {group}"
+    def _ids(self, batch: Any, group: Group) -> Ids:
         if self.by_folder:
-            return Ids.all(self._set_of_folder(table.path), batch.num_rows, place)
-        with reading(place):
-            return replace(row_ids(batch, self.set_column, place), place=place)
+            return Ids.all(self._set_of_folder(group.file), batch.num_rows, group.place)
+        with reading(group.place):
+            return row_ids(batch, self.set_column, group.place)
 
     def _set_of_folder(self, file: Path) -> str:
         name = self._folders(file).get(self.set_column)
         if name in (None, "__HIVE_DEFAULT_PARTITION__"):
-            raise DataError(f"{file}: its folders do not say which set it is of ({self.set_column}=...)")
+            raise DataError(f"{file}: its folders do not say which set it belongs to ({self.set_column}=...)")
         return str(name)
 
-    def _features(self, batch: Any, table: TableFile, group: int) -> Tensor:
-        place = f"{table.path}, row group {group}"
-        with reading(place):
-            found = row_features(batch, self.columns, place)
-        return found.clone() if table.arrow else found  # what is mapped cannot be written to
+    def _features(self, batch: Any, table: TableFile, group: Group) -> Tensor:
+        with reading(group.place):
+            features = row_features(batch, self.columns, group.place)
+        return features.clone() if table.mapped else features
+
+
+def _open(file: Path, dictionaries: list[str] | None = None) -> TableFile:
+    return TABLE_OF.get(file.suffix, ParquetTable)(file, dictionaries)
 
 
 def _run_or_rows(rows: np.ndarray) -> Rows:
@@ -318,8 +353,8 @@ def _run_or_rows(rows: np.ndarray) -> Rows:
 class Kept:
     """Rows that were decoded last, of all sets of a table together: at most KEPT_BYTES, the ones used longest ago go first.
 
-    A row group can only be read from its beginning. Its readers are kept, too, so that whoever goes through a set in order
-    decodes every row once, however large the row group is.
+    A row group can only be read from its beginning. Its readers are kept, too: reading a set in order decodes every row once,
+    however large the row group is.
     """
 
     def __init__(self) -> None:
@@ -374,16 +409,13 @@ class ParquetSource(SetSource):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(D,)."""
         return tuple(self.sets.element().shape[1:])
 
     @property
     def dtype(self) -> torch.dtype:
-        """As the file has it."""
         return self.sets.element().dtype
 
     def read(self, start: int, stop: int) -> Tensor:
-        """A range of the set's rows, from as many row groups as it touches."""
         first = int(np.searchsorted(self.ends, start, side="right"))
         pieces = [self.sets.element()]
         for place in range(first, len(self.places)):

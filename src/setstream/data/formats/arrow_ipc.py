@@ -75,8 +75,8 @@ def _check_file(data: memoryview) -> None:
             length &= 0xFFFFFFFF  # 32 bits, and 32 of padding
             if offset < 0 or body < 0 or offset + length + body > end - size:
                 raise ValueError(f"a {KINDS[kind]} at {offset} of {length} and {body} bytes in {len(data)}")
-            found, start = _frame(data, offset)
-            if start + found > offset + length or _check_message(data[start:], found, (kind,), False) != body:
+            message, start = _frame(data, offset)
+            if start + message > offset + length or _check_message(data[start:], message, (kind,), False) != body:
                 raise ValueError(f"the {KINDS[kind]} at {offset} has another size than the footer says")
 
 
@@ -99,7 +99,7 @@ def _check_message(data: memoryview, size: int, allowed: Collection[int], plain:
     kind = _number(head, table, 1, "<B")
     header = _field(head, table, 2)
     if kind not in allowed or header is None:
-        expected = " or ".join(KINDS[own] for own in allowed)
+        expected = " or ".join(KINDS[number] for number in allowed)
         raise ValueError(f"expected a {expected}, got {KINDS.get(kind, 'message of an unknown kind')}")
     body = _number(head, table, 3, "<q")
     if not 0 <= body <= len(data) - size:

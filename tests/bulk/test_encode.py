@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import h5py
@@ -17,61 +16,13 @@ from torch import nn
 
 import setstream as ss
 from setstream.bulk import encode as bulk
-from setstream.bulk import ray
 from setstream.bulk.encode import encode_sets
-from setstream.bulk.partial import absorb, add_rows, shares
-from setstream.bulk.ray import cluster, ray_states
-from setstream.data import ArraySource, NpySource, ParquetSets, SetDataset, tables
-from setstream.data.tables import Ids
+from setstream.data import ArraySource, ParquetSets, SetDataset
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
+from tests.bulk.builders import SIZES, arrays, assert_right, bad_files, files, make, rows_of, write_bad_table, write_table
 from tests.kills import kill_after
-
-SIZES = {"a": 300, "b": 1, "c": 0, "d": 47, "e": 120}
-
-
-def make(seed=0):
-    torch.manual_seed(seed)
-    phi = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    return ss.SetModel(ss.SetEncoder(phi, ss.UMBC(8, num_slots=2, heads=2)), nn.Linear(8, 3)).eval()
-
-
-def arrays():
-    generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(size, 4, generator=generator) for name, size in SIZES.items()}
-
-
-def files():
-    return SetDataset([ArraySource(x, id=name) for name, x in arrays().items()])
-
-
-def write_table(folder, parts=2, only=None):
-    """The same sets, rows of all mixed, over several files and row groups. Empty sets have no rows."""
-    folder.mkdir()
-    rows = [(name, row) for name, x in arrays().items() for row in x.numpy() if only is None or name in only]
-    random.Random(0).shuffle(rows)
-    for number in range(parts):
-        own = rows[number::parts]
-        features = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate([row for _, row in own])), 4)
-        pq.write_table(
-            pa.table({"set_id": [n for n, _ in own], "features": features}), folder / f"{number}.parquet", row_group_size=33
-        )
-    return ParquetSets(folder)
-
-
-def rows_of(path):
-    return {row["id"]: row for row in pq.read_table(path).to_pylist()}
-
-
-def assert_right(rows, names=tuple(SIZES)):
-    model = make()
-    assert set(rows) == set(names)
-    for name in names:
-        z = model.encoder([arrays()[name]])
-        assert rows[name]["count"] == SIZES[name]
-        np.testing.assert_allclose(rows[name]["z"], z.flatten().detach().numpy(), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(rows[name]["y"], model.head(z).flatten().detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_files_to_parquet(tmp_path):
@@ -94,139 +45,6 @@ def test_hdf5_output(tmp_path):
             for i, name in enumerate(file["id"])
         }
     assert_right(rows)
-
-
-@pytest.fixture(scope="module")
-def ray_cluster():
-    """One cluster for all tests that need a real one: it takes half a minute to start."""
-    with cluster(workers=2) as workers:
-        yield workers
-
-
-@pytest.mark.xdist_group("ray")
-@pytest.mark.usefixtures("ray_cluster")
-def test_ray_agrees_with_the_local_engine(tmp_path):
-    table = write_table(tmp_path / "table")
-    for data, name in ((files(), "files"), (table, "table")):
-        encode_sets(make(), data, tmp_path / f"{name}-local.parquet", chunk_size=32)
-        encode_sets(make(), data, tmp_path / f"{name}-ray.parquet", chunk_size=32, engine="ray", workers=2)
-        local, on_ray = rows_of(tmp_path / f"{name}-local.parquet"), rows_of(tmp_path / f"{name}-ray.parquet")
-        assert set(local) == set(on_ray)
-        for key in local:
-            assert local[key]["count"] == on_ray[key]["count"]
-            np.testing.assert_allclose(local[key]["z"], on_ray[key]["z"], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["files", "table"])
-def test_a_killed_ray_job_goes_on_after_its_last_round(tmp_path, monkeypatch, kind):
-    """Rounds and journal are those of the engine; the sums of a round are made here, without a cluster."""
-    asked = []
-
-    def local_sums(encoder, data, work, workers, chunk_size):
-        asked.append(len(work))
-        if len(asked) == 2:
-            yield "a", make().encoder.empty(1)
-            raise KeyboardInterrupt  # in the middle of a round
-        totals = {}
-        for share in work:
-            for name, state in absorb(encoder, share, chunk_size, data if isinstance(data, ParquetSets) else None):
-                totals[name] = totals[name] + state if name in totals else state
-        yield from totals.items()
-
-    monkeypatch.setattr(ray, "ray_states", local_sums)
-    monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
-    monkeypatch.setattr(ray, "ROUND", 2)
-    data = write_table(tmp_path / "table") if kind == "table" else files()
-    with pytest.raises(KeyboardInterrupt):
-        encode_sets(make(), data, tmp_path / "out.parquet", engine="ray")
-    encode_sets(make(), data, tmp_path / "out.parquet", engine="ray")
-    assert sum(asked) == len(shares(data)) + asked[1]  # only the round that was cut off is done again
-    rows = rows_of(tmp_path / "out.parquet")
-    assert_right(rows, ("a", "b", "d", "e") if kind == "table" else tuple(SIZES))
-    assert list(rows) == (sorted(rows) if kind == "table" else data.ids)
-
-
-class Mortal(nn.Module):
-    """A phi whose process dies the first time that it is used."""
-
-    def __init__(self, marker):
-        super().__init__()
-        self.linear, self.marker = nn.Linear(4, 8), marker
-
-    def forward(self, x):
-        if not os.path.exists(self.marker):
-            Path(self.marker).touch()
-            os._exit(1)
-        return self.linear(x)
-
-
-@pytest.mark.xdist_group("ray")
-def test_a_lost_ray_worker_changes_nothing(tmp_path, ray_cluster):
-    torch.manual_seed(0)
-    phi = nn.Linear(4, 8)
-    pool = ss.UMBC(8, num_slots=2, heads=2)
-    dying = Mortal(str(tmp_path / "died"))
-    dying.linear = phi
-    local = {name: ss.SetEncoder(phi, pool).eval()([x]) for name, x in arrays().items()}
-    encoder = ss.SetEncoder(dying, pool).eval()
-    states = dict(ray_states(encoder, files(), shares(files(), 64), ray_cluster, chunk_size=32))
-    assert (tmp_path / "died").exists()
-    encoder = ss.SetEncoder(dying, pool).eval()
-    for name, state in states.items():
-        assert int(state.count) == SIZES[name]
-        torch.testing.assert_close(encoder.pool.finalize(state).float(), local[name], rtol=1e-4, atol=1e-5)
-
-
-def test_any_cut_into_shares_sums_to_the_same(tmp_path):
-    encoder = make().encoder
-    for data in (files(), write_table(tmp_path / "table")):
-        sets = data if isinstance(data, ParquetSets) else None
-        totals = {}
-        for share in shares(data, 19):
-            for name, state in absorb(encoder, share, 7, sets):
-                totals[name] = totals[name] + state if name in totals else state
-        for name, state in totals.items():
-            assert int(state.count) == SIZES[name]
-            torch.testing.assert_close(encoder.finalize(state), encoder([arrays()[name]]), rtol=1e-4, atol=1e-5)
-
-
-def test_rows_of_many_sets_become_their_states():
-    encoder = make().encoder
-    ids = Ids.of(["b", "a", "b", "a", "a"])
-    x = torch.randn(5, 4)
-    for chunk in (1, 2, 100):
-        found: dict[str, ss.State] = {}
-        add_rows(encoder, ids, x, chunk, found)
-        torch.testing.assert_close(encoder.finalize(found["a"]), encoder(x[None, [1, 3, 4]]), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(encoder.finalize(found["b"]), encoder(x[None, [0, 2]]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_a_table_read_in_small_batches_is_the_same_table(tmp_path, monkeypatch, together):
-    """Sets in runs need no sorting, others one sort; batches may cut sets and row groups anywhere."""
-    monkeypatch.setattr(tables, "BATCH_BYTES", 1)  # the smallest batch: 1,024 rows
-    rng = np.random.default_rng(0)
-    names = np.repeat([f"s{n}" for n in range(7)], 800)
-    if not together:
-        rng.shuffle(names)
-    x = rng.standard_normal((len(names), 4)).astype(np.float32)
-    pq.write_table(
-        pa.table({"set_id": names, "features": pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4)}),
-        tmp_path / "t.parquet",
-    )
-    data = ParquetSets(tmp_path / "t.parquet")
-    assert [len(ids) for ids, _ in data.stream()] == [1024] * 5 + [480]
-    assert [len(ids) for ids, _ in data.stream(skip=1500)] == [548] + [1024] * 3 + [480]
-    encoder = make().encoder
-    totals: dict[str, ss.State] = {}
-    for ids, features in data.stream():
-        add_rows(encoder, ids, features, 1000, totals)
-    for name, state in totals.items():
-        own = torch.from_numpy(x[names == name])
-        assert torch.equal(data.source(name).tensor(), own)
-        assert torch.equal(data.source(name).read(300, 301), own[300:301])
-        assert int(state.count) == 800
-        torch.testing.assert_close(encoder.finalize(state), encoder([own]), rtol=1e-4, atol=1e-5)
 
 
 def test_states_are_kept_and_tomorrows_elements_added(tmp_path):
@@ -258,7 +76,7 @@ def test_a_journal_of_another_job_is_not_mixed_in(tmp_path):
         encode_sets(make(), files(), tmp_path / "out.parquet", progress=stop)
     other = SetDataset([ArraySource(x[:-1], id=name) for name, x in arrays().items() if len(x)])
     for model, data, options in ((make(seed=1), files(), {}), (make(), other, {}), (make(), files(), {"engine": "ray"})):
-        with pytest.raises(ConfigurationError, match="journal of another job"):
+        with pytest.raises(ConfigurationError, match="journal of another run"):
             encode_sets(model, data, tmp_path / "out.parquet", **options)
     seen = []
     encode_sets(make(), files(), tmp_path / "out.parquet", progress=lambda elements, sets: seen.append(sets))
@@ -270,11 +88,11 @@ def test_sets_that_cannot_be_read_are_left_out_on_request_and_named(tmp_path):
     bad = arrays()["d"].clone()
     bad[3] = float("nan")
     data = SetDataset([ArraySource(arrays()["a"], id="a"), ArraySource(bad, id="nan"), ArraySource(arrays()["e"], id="e")])
-    with pytest.raises(DataError, match="nan: 1 of 47 elements hold NaN"):
+    with pytest.raises(DataError, match="set 'nan': 1 of 47 elements hold NaN"):
         encode_sets(make(), data, tmp_path / "out.parquet")
     problems = []
     assert encode_sets(make(), data, tmp_path / "out.parquet", on_bad=problems.append) == 2
-    assert "nan: 1 of 47" in problems[0]
+    assert "set 'nan': 1 of 47" in problems[0]
     assert_right(rows_of(tmp_path / "out.parquet"), ("a", "e"))
 
 
@@ -296,8 +114,8 @@ def test_a_head_that_gives_one_number_a_set_is_written(tmp_path):
 
 def test_options_that_cannot_be(tmp_path):
     for options, message in (
-        ({"out": tmp_path / "a.txt"}, "is a .parquet or .h5 file"),
-        ({"what": "everything"}, "unknown output"),
+        ({"out": tmp_path / "a.txt"}, "must be a .parquet or .h5 file"),
+        ({"what": "everything"}, "unknown what"),
         ({"engine": "spark"}, "unknown engine"),
         ({"update": tmp_path / "none.db"}, "no store of earlier states"),
     ):
@@ -384,7 +202,7 @@ def test_two_ranks_agree_with_the_local_engine(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(
         "import torch, torch.distributed as dist, setstream as ss\n"
-        "from tests.scale.test_bulk import make, arrays\n"
+        "from tests.bulk.builders import arrays, make\n"
         "dist.init_process_group('gloo')\n"
         "sets = list(arrays().values())\n"
         "mine = ss.scatter_sets(sets)\n"
@@ -407,34 +225,6 @@ def test_two_ranks_agree_with_the_local_engine(tmp_path):
 
 
 # -- sets that are left out -------------------------------------------------------------------------------------------
-
-
-def write_bad_table(folder):
-    """Sets a, d, e in three files of two row groups each: NaN in d; in the third, one row group's features are damaged."""
-    folder.mkdir()
-    for number, name in enumerate(("a", "d", "e")):
-        x = arrays()[name].clone()
-        if name == "d":
-            x[30] = float("nan")
-        features = pa.FixedSizeListArray.from_arrays(pa.array(x.numpy().ravel()), 4)
-        path = folder / f"{number}.parquet"
-        options = {"use_dictionary": ["set_id"], "compression": "NONE", "write_statistics": False}
-        pq.write_table(
-            pa.table({"set_id": [name] * len(x), "features": features}), path, row_group_size=(len(x) + 1) // 2, **options
-        )
-    start = pq.ParquetFile(path).metadata.row_group(1).column(1).data_page_offset
-    content = bytearray(path.read_bytes())
-    content[start : start + 8] = b"\xff" * 8  # the header of a page
-    path.write_bytes(content)
-    (folder / "3.parquet").write_bytes(b"PAR1 cut off")
-    return ParquetSets(folder)
-
-
-def bad_files():
-    x = arrays()
-    bad = x["d"].clone()
-    bad[30] = float("nan")
-    return SetDataset([ArraySource(x["a"], id="a"), ArraySource(bad, id="d")])
 
 
 def test_bad_sets_of_a_table_are_left_out_on_request_and_named(tmp_path):
@@ -464,38 +254,6 @@ def test_rows_of_unknown_sets_are_reported_with_their_place(tmp_path):
     assert encode_sets(make(), table, tmp_path / "out.parquet", on_bad=problems.append) == 2
     assert rows_of(tmp_path / "out.parquet")["e"]["count"] == 60  # what is there
     assert any("2.parquet, row group 1" in text and "sets with rows there lack them" in text for text in problems)
-
-
-@pytest.mark.xdist_group("ray")
-@pytest.mark.usefixtures("ray_cluster")
-def test_ray_leaves_out_bad_sets_and_names_them(tmp_path):
-    table, problems = write_bad_table(tmp_path / "table"), []
-    assert encode_sets(make(), table, tmp_path / "t.parquet", engine="ray", workers=2, on_bad=problems.append) == 1
-    assert_right(rows_of(tmp_path / "t.parquet"), ("a",))
-    assert len(problems) == 3
-    assert any("1.parquet, row group 1, set 'd'" in text and "NaN" in text for text in problems)
-    assert any("set 'e'" in text and "2.parquet, row group 1" in text for text in problems)
-
-
-def test_ray_leaves_out_bad_files_and_names_them(tmp_path, monkeypatch):
-    """The engine's rounds and journal, without a cluster."""
-
-    def local_sums(encoder, data, work, workers, chunk_size):
-        for share in work:
-            yield from absorb(encoder, share, chunk_size)
-
-    monkeypatch.setattr(ray, "ray_states", local_sums)
-    monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
-    (tmp_path / "cut.npy").write_bytes(b"cut off")
-    data = SetDataset([*bad_files().sources, NpySource(tmp_path / "cut.npy")])
-    with pytest.raises(DataError, match="cut.npy: cannot be read"):
-        encode_sets(make(), data, tmp_path / "f.parquet", engine="ray")
-    with pytest.raises(DataError, match="d: 1 of 47 elements hold NaN"):
-        encode_sets(make(), data[:2], tmp_path / "g.parquet", engine="ray")
-    problems = []
-    assert encode_sets(make(), data, tmp_path / "f.parquet", engine="ray", on_bad=problems.append) == 1
-    assert_right(rows_of(tmp_path / "f.parquet"), ("a",))
-    assert ["cut.npy" in problems[0], "d: 1 of 47" in problems[1]] == [True, True]
 
 
 @pytest.mark.parametrize("kind", ["files", "table"])

@@ -1,0 +1,141 @@
+"""Many sets as one thing, whether each has a file of its own or all share the rows of tables.
+
+    blocks(position, ...)        every element once, in order: blocks of rows, and the set of each row
+    shares(size), read_share     the same elements in shares, each of which any process can read by itself
+
+`SetDataset` (a source for each set) and `ParquetSets` (tables with a column of set ids) are the two kinds. Bulk encoding, on
+this machine and on Ray, uses this protocol and does not ask which kind it has.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from setstream.errors import DataError
+from setstream.sets.source import SetSource
+
+# Called with the name of a set (or file) that cannot be used, and the reason; raises where that is not allowed.
+Skip = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Rows set by set: the sets, how many rows each has, and which (None: one set after another, as they are)."""
+
+    names: list[str]
+    lengths: list[int]
+    rows: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The set of each of n rows: its name is names[codes[row]]. Each name is held once.
+
+    place: where the rows lie, for errors.
+    """
+
+    names: list[str]
+    codes: np.ndarray
+    place: str = ""
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @staticmethod
+    def of(texts: list[str]) -> Ids:
+        """From one text per row."""
+        names, codes = np.unique(np.asarray(texts), return_inverse=True)
+        return Ids([str(name) for name in names], codes)
+
+    @staticmethod
+    def all(name: str, rows: int, place: str = "") -> Ids:
+        """All rows belong to one set."""
+        return Ids([name], np.zeros(rows, np.int64), place)
+
+    def order(self) -> Order:
+        """Set by set: no reordering where the rows of each set lie together, else one stable sort."""
+        if len(self.names) == 1:
+            return Order(self.names, [len(self)], None)
+        changes = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
+        if len(changes) + 1 == len(self.names):
+            bounds = np.array([0, *changes, len(self)])
+            return Order([self.names[code] for code in self.codes[bounds[:-1]]], np.diff(bounds).tolist(), None)
+        lengths = np.bincount(self.codes, minlength=len(self.names)).tolist()
+        # numpy sorts numbers of two bytes by counting.
+        codes = self.codes.astype(np.uint16) if len(self.names) <= 2**16 else self.codes
+        return Order(self.names, lengths, np.argsort(codes, kind="stable"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows: the set of each, and the elements (n, ...), or why they cannot be read.
+
+    position: reading can go on here after this block; None where it cannot.
+    final:    no later block has rows of these sets.
+    """
+
+    ids: Ids
+    elements: Tensor | DataError
+    position: int | None = None
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some elements of a collection: where they are, how many, and how much of `total()` is done with them."""
+
+    where: Any
+    elements: int
+    units: int
+
+
+class SetCollection(ABC):
+    """Many sets that can be read from beginning to end, or in shares by several processes."""
+
+    #: What positions and `total` count.
+    unit: ClassVar[str]
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[SetSource]:
+        """The sets one by one."""
+
+    @abstractmethod
+    def check(self, skip_bad: bool = False) -> tuple[SetCollection, list[str]]:
+        """Look at what can be checked before reading. Gives the good sets and what is wrong with the others."""
+
+    @abstractmethod
+    def facts(self) -> list[Any]:
+        """What identifies the data (files with their sizes and times), as JSON values."""
+
+    @abstractmethod
+    def total(self) -> int:
+        """The position after the last element, as far as it is known before reading."""
+
+    @abstractmethod
+    def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
+        """Every element after a position, once and in order.
+
+        Args:
+            position: where to begin; a `Block.position`, or 0.
+            chunk_size: elements per block, where a set has its own file.
+            decode_ahead: how many blocks a thread decodes ahead, where reading means decoding.
+            skip: called for files that cannot be opened.
+        """
+
+    @abstractmethod
+    def shares(self, size: int, skip: Skip | None = None) -> list[Share]:
+        """All elements in shares of about `size`; `skip` is called for what cannot be opened, which is an error without it."""
+
+    @abstractmethod
+    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
+        """The blocks of one share."""
+
+    @abstractmethod
+    def output_order(self, names: list[str]) -> list[str]:
+        """The names of sets, in the order in which their rows are written after shares were read in any order."""

@@ -1,0 +1,142 @@
+"""A set in one file: what all formats share.
+
+A file is opened when it is first read, and again in each worker process. Errors name the file, the key and the shape. Nothing
+else is read because a file names it: HDF5 links and virtual data sets are errors, and so are symbolic links that lead out of a
+Zarr folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import weakref
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream.errors import DataError, SetstreamError
+from setstream.sets.source import Metadata, SetSource
+
+FEATURES = "features"
+# An array may be this many times larger than its stored bytes; no numbers compress better. Small arrays may be any size.
+LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
+# The files used longest ago are closed, so that a dataset of any size stays below the system's limit of open files.
+OPEN_FILES = 64
+_open: OrderedDict[int, weakref.ref[FileSource]] = OrderedDict()
+_open_lock = threading.Lock()
+
+
+@contextmanager
+def reading(place: object) -> Iterator[None]:
+    """Turn what a library raises while it reads a file into a DataError that names the file."""
+    try:
+        yield
+    except SetstreamError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        reason = str(error) or type(error).__name__
+        raise DataError(f"{place}: cannot be read, it may be cut off or of another kind: {reason}") from error
+
+
+def check_stored(path: Path, declared: int, stored: int) -> None:
+    """Raise DataError if an array of `declared` bytes can hardly be what the `stored` bytes hold."""
+    if declared > max(SMALL_BYTES, LARGEST_RATIO * stored):
+        raise DataError(f"{path}: declares {declared:,} bytes of elements and stores {stored:,}: it is unfinished or damaged")
+
+
+def _close_oldest(newest: FileSource) -> None:
+    with _open_lock:
+        _open.pop(id(newest), None)
+        _open[id(newest)] = weakref.ref(newest)
+        while len(_open) > OPEN_FILES:
+            oldest = _open.popitem(last=False)[1]()
+            if oldest is not None:
+                oldest.close()
+
+
+class FileSource(SetSource):
+    """A set in one file, opened lazily and once for each process."""
+
+    #: The endings of such files.
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    path: Path
+
+    def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:
+        self.path = Path(path)
+        super().__init__(self.path.stem if id is None else id, label, metadata)
+        self._array: Any = None
+        self._process = 0
+
+    @abstractmethod
+    def open(self) -> Any:
+        """The array behind the file, (N, ...) and indexable by slices."""
+
+    @property
+    def array(self) -> Any:
+        """The opened array; opened anew after a fork."""
+        if self._array is None or self._process != os.getpid():
+            if not self.path.exists():
+                raise DataError(f"{self.path}: there is no such file")
+            with reading(self.path):
+                self._array = self.open()
+            self._process = os.getpid()
+            _close_oldest(self)
+        return self._array
+
+    def close(self) -> None:
+        file = getattr(self._array, "file", None)  # HDF5
+        if file is not None and self._process == os.getpid():
+            file.close()
+        self._array = None
+
+    def __len__(self) -> int:
+        return int(self.array.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(size) for size in self.array.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        kind = self.array.dtype
+        return kind if isinstance(kind, torch.dtype) else self._tensor(np.empty(0, kind)).dtype
+
+    def read(self, start: int, stop: int) -> Tensor:
+        array = self.array
+        with reading(f"{self.path}: elements {start} .. {stop - 1}"):
+            elements = self.range(array, start, stop)
+        return elements if isinstance(elements, Tensor) else self._tensor(elements)
+
+    def range(self, array: Any, start: int, stop: int) -> Any:
+        """Elements of the opened array."""
+        return array[start:stop]
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        """As a tensor in the machine's byte order; a copy where the memory is not writable or not ours."""
+        try:
+            return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ("C", "W", "O")))
+        except TypeError as error:
+            raise DataError(f"{self.path}: holds {array.dtype}, which is no type of numbers that a network can read") from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_array": None}
+
+
+class KeyedSource(FileSource):
+    """An array in a file that may hold several, by its key."""
+
+    def __init__(
+        self, path: str | Path, key: str = FEATURES, id: str | None = None, label: Any = None, metadata: Metadata = None
+    ) -> None:
+        super().__init__(path, id, label, metadata)
+        self.key = key

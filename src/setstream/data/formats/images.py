@@ -1,0 +1,66 @@
+"""A folder of images of one size: elements (3, H, W), bytes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from setstream._utils.optional import need
+from setstream.data.formats.file import check_stored, reading
+from setstream.errors import DataError
+from setstream.sets.source import Metadata, SetSource
+
+
+def read_image(file: Path, change: Callable[[Any], Any] = lambda picture: picture) -> np.ndarray:
+    """An image as (H, W, 3) bytes. One beyond Pillow's limit on pixels is an error, and so is one that declares too many.
+
+    A damaged header may declare a thousand times the pixels that the file holds; they would be allocated first.
+    """
+    with reading(file), need("PIL.Image", "report").open(file) as opened:
+        check_stored(file, 3 * opened.width * opened.height, file.stat().st_size)
+        return np.array(change(opened.convert("RGB")))
+
+
+class ImageFolderSource(SetSource):
+    """A folder of images of one size as a set: elements (3, H, W), uint8, in the order of their names."""
+
+    SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+    path: Path
+
+    def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:
+        self.path = Path(path)
+        super().__init__(self.path.name if id is None else id, label, metadata)
+        self.files = sorted(file for file in self.path.iterdir() if file.suffix.lower() in self.SUFFIXES)
+        self._shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def recognises(cls, folder: Path) -> bool:
+        """Whether a folder holds images."""
+        return folder.is_dir() and any(file.suffix.lower() in cls.SUFFIXES for file in folder.iterdir())
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(3, H, W), as the first image has it."""
+        if self._shape is None:
+            self._shape = tuple(self._image(self.files[0]).shape) if self.files else (3, 0, 0)
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    def _image(self, file: Path) -> Tensor:
+        return torch.from_numpy(read_image(file)).permute(2, 0, 1).contiguous()
+
+    def read(self, start: int, stop: int) -> Tensor:
+        images = [self._image(file) for file in self.files[start:stop]]
+        for file, image in zip(self.files[start:stop], images, strict=True):
+            if tuple(image.shape) != self.shape:
+                raise DataError(f"{file}: is {tuple(image.shape)}; the first image of the folder is {self.shape}")
+        return torch.stack(images) if images else torch.empty(0, *self.shape, dtype=torch.uint8)

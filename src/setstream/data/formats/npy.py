@@ -1,0 +1,32 @@
+"""numpy's .npy files: an array (N, ...)."""
+
+from typing import Any
+
+import numpy as np
+
+from setstream.data.formats.file import FileSource
+from setstream.errors import DataError
+
+
+class NpySource(FileSource):
+    """An .npy file. Its shape comes from a memory map; ranges are read, so that pages of the map do not fill memory."""
+
+    suffixes = (".npy",)
+
+    def open(self) -> Any:
+        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        if array.ndim < 1:
+            raise DataError(f"{self.path}: holds a single number; a set is (N, ...)")
+        return array
+
+    def range(self, array: Any, start: int, stop: int) -> Any:
+        """Elements of the file, not of the map."""
+        start, stop, _ = slice(start, stop).indices(len(array))
+        if not array.flags.c_contiguous or not array.size or stop <= start:
+            return super().range(array, start, stop)
+        width = int(np.prod(array.shape[1:], dtype=np.int64))
+        offset = array.offset + start * width * array.itemsize
+        flat = np.fromfile(self.path, array.dtype, (stop - start) * width, offset=offset)
+        if len(flat) < (stop - start) * width:
+            raise DataError(f"{self.path}: is cut off: elements {start} .. {stop - 1} are not all there")
+        return flat.reshape(stop - start, *array.shape[1:])

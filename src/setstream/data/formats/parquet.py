@@ -1,0 +1,52 @@
+"""Parquet files."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from setstream._utils.optional import need
+from setstream.data.formats.table import FEWEST_ROWS, TableFile, batch_rows
+from setstream.errors import DataError
+
+# Pages are read through a buffer of this size; a memory map would count as the process's memory, page by page. With a buffer,
+# pyarrow allocates the size that the header of a page declares, 2 GiB if it is damaged: small files are read without one.
+FILE_BUFFER, SMALL_FILE = 2**20, 2**26
+
+
+class ParquetTable(TableFile):
+    """A Parquet file."""
+
+    suffixes = (".parquet", ".pq")
+
+    def open(self, dictionaries: list[str]) -> tuple[Any, Any]:
+        buffer = FILE_BUFFER if self.path.stat().st_size > SMALL_FILE else 0
+        try:
+            file = need("pyarrow.parquet").ParquetFile(
+                self.path, read_dictionary=dictionaries, buffer_size=buffer, pre_buffer=False
+            )
+        except KeyError as error:
+            raise DataError(f"{self.path}: has no column {', '.join(dictionaries)}, unlike the files before it") from error
+        return file, file.schema_arrow
+
+    def __len__(self) -> int:
+        return int(self.file.num_row_groups)
+
+    def rows(self, group: int) -> int:
+        return int(self.file.metadata.row_group(group).num_rows)
+
+    def _batches(self, group: int, columns: list[str]) -> Iterator[Any]:
+        read = partial(self.file.iter_batches, row_groups=[group], columns=columns, use_threads=False)
+        sizes = [_row_bytes(self.schema.field(name).type) for name in columns]
+        if None in sizes:  # lists of any length: as long as those of the first rows
+            first = next(read(FEWEST_ROWS), None)
+            sizes = [first.nbytes // first.num_rows if first else 1]
+        yield from read(batch_rows(sum(filter(None, sizes)), 1))
+
+
+def _row_bytes(kind: Any) -> int | None:
+    """The bytes of a row of a column of this type, if all have the same; a text counts as its code."""
+    types = need("pyarrow").types
+    if types.is_list(kind) or types.is_large_list(kind):
+        return None
+    value, count = (kind.value_type, kind.list_size) if types.is_fixed_size_list(kind) else (kind, 1)
+    return int(count * value.bit_width // 8) if types.is_primitive(value) else 4 * count
