@@ -3,12 +3,12 @@
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream import data as sets
 from setstream.bulk.encode import encode_sets
+from setstream.cli.command import console
 from setstream.data import ParquetSets, SetDataset
 from setstream.data.parquet import is_table
 from setstream.tasks.loading import open_model
@@ -20,7 +20,7 @@ def _ignore(problem: str) -> None:
 
 
 def run_encode(
-    place: str,
+    model: str,
     data: Path,
     out: Path,
     *,
@@ -32,17 +32,16 @@ def run_encode(
     ray_address: str | None,
     workers: int | None,
     set_column: str | None,
-    columns: list[str] | None,
+    columns: str | None,
     skip_bad: bool,
     chunks: str | None,
     device: str,
     builder: str | None,
-    trust: list[str],
-    console: Console,
+    trust: list[str] | None,
 ) -> None:
     """Encode, and show elements a second."""
-    model = open_model(place, builder, trust).to(choose_device(device))
-    found = ParquetSets(data, set_column, columns) if is_table(data) else sets.open(data)
+    network = open_model(model, builder, trust or []).to(choose_device(device))
+    found = ParquetSets(data, set_column, columns.split(",") if columns else None) if is_table(data) else sets.open(data)
     skipped: list[str] = []
     if isinstance(found, SetDataset):
         found, skipped = found.check(skip_bad)
@@ -62,7 +61,7 @@ def run_encode(
                 bar.update(row, completed=done, rate=f"{done:,} {unit}, {elements:,} elements, {rate:,.0f}/s")
 
             count = encode_sets(
-                model,
+                network,
                 found,
                 out,
                 what=what,

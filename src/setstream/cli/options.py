@@ -2,27 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
-
-#: Of commands that take a trained model.
-Builder = Annotated[
-    str | None, typer.Option(help="For a saved model of your own: the function that builds it, package.module:name.")
-]
-
-Trust = Annotated[
-    list[str] | None,
-    typer.Option(help="package.module:name of your own (a task, backbone or builder) that the folder's config.json may name."),
-]
-
-AverageChunks = Annotated[
-    str | None,
-    typer.Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error."),
-]
 
 
 def parse_value(text: str) -> Any:
