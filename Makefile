@@ -3,9 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.installed-for-the-demo
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_OPTIONS := --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install $(PIP_OPTIONS)
+DIST_INSTALL := out/dist/bin/python -m pip install $(PIP_OPTIONS)
 
-.PHONY: install test test-slow fuzz demo docs lint bench clean
+.PHONY: install test test-slow fuzz demo docs lint bench dist clean
 
 install: $(STAMP)  ## make .venv and install setstream with its development tools
 
@@ -48,5 +50,18 @@ lint: $(STAMP)  ## ruff (style, imports, docstrings) and mypy --strict
 bench: $(STAMP)  ## pooling speed against the direct form and torch SDPA, in one run
 	$(BIN)/python benchmarks/pooling.py
 
+# The wheel, then the sdist, in an environment of its own with nothing but their dependencies.
+dist: $(STAMP)  ## a wheel and an sdist in dist/, each installed into an empty environment and tried
+	rm -rf dist out/dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(PYTHON) -m venv out/dist
+	$(DIST_INSTALL) dist/*.whl
+	out/dist/bin/python tests/smoke.py
+	$(DIST_INSTALL) "$$(echo dist/*.whl)[cli]"
+	out/dist/bin/python tests/smoke.py --cli
+	$(DIST_INSTALL) --force-reinstall --no-deps dist/*.tar.gz
+	out/dist/bin/python tests/smoke.py --cli
+	rm -rf out/dist
+
 clean:
-	rm -rf .venv out
+	rm -rf .venv out dist
