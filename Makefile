@@ -7,7 +7,7 @@ PIP_OPTIONS := --quiet --disable-pip-version-check -c constraints.txt
 INSTALL := $(BIN)/python -m pip install $(PIP_OPTIONS)
 DIST_INSTALL := out/dist/bin/python -m pip install $(PIP_OPTIONS)
 
-.PHONY: install test test-slow fuzz demo docs lint bench dist clean
+.PHONY: install test test-core test-slow fuzz demo docs lint bench dist clean
 
 install: $(STAMP)  ## make .venv and install setstream with its development tools
 
@@ -26,6 +26,13 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 # One thread a worker: two workers on two cores are faster than one worker with two threads.
 test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block of the docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# For other versions of torch than the pinned one: what needs torch, numpy and safetensors, and the command line.
+CORE := laws gradients pools test_state.py test_encoder.py test_stream.py test_fingerprint.py test_store.py training
+test-core: pyproject.toml constraints.txt  ## the core's tests, in an environment with few libraries
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[cli,data,sklearn]" pytest hypothesis
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix tests/,$(CORE)) src/setstream/states src/setstream/pools src/setstream/models
 
 test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow

@@ -68,7 +68,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
 
 
 def kill_and_resume(folder, kills, seed, **options):
-    """Train in children that are killed at random steps, each resuming the run; then to the end. Checkpoints after each kill."""
+    """Train in children that are killed at random steps, each resuming it; then to the end. Gives their checkpoints."""
     rng, reached = random.Random(seed), []
 
     def work(tick):
