@@ -3,9 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 DEMO_STAMP := .venv/.installed-for-the-demo
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_OPTIONS := --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python -m pip install $(PIP_OPTIONS)
+DIST_INSTALL := out/dist/bin/python -m pip install $(PIP_OPTIONS)
 
-.PHONY: install test test-slow fuzz demo docs lint bench clean
+.PHONY: install test test-core test-slow fuzz demo docs lint bench dist clean
 
 install: $(STAMP)  ## make .venv and install setstream with its development tools
 
@@ -24,6 +26,13 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 # One thread a worker: two workers on two cores are faster than one worker with two threads.
 test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block of the docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# For other versions of torch than the pinned one: what needs torch, numpy and safetensors, and the command line.
+CORE := laws gradients pools test_state.py test_encoder.py test_stream.py test_fingerprint.py test_store.py training
+test-core: pyproject.toml constraints.txt  ## the core's tests, in an environment with few libraries
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e ".[cli,data,sklearn]" pytest hypothesis
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix tests/,$(CORE)) src/setstream/states src/setstream/pools src/setstream/models
 
 test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
@@ -48,5 +57,18 @@ lint: $(STAMP)  ## ruff (style, imports, docstrings) and mypy --strict
 bench: $(STAMP)  ## pooling speed against the direct form and torch SDPA, in one run
 	$(BIN)/python benchmarks/pooling.py
 
+# The wheel, then the sdist, in an environment of its own with nothing but their dependencies.
+dist: $(STAMP)  ## a wheel and an sdist in dist/, each installed into an empty environment and tried
+	rm -rf dist out/dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(PYTHON) -m venv out/dist
+	$(DIST_INSTALL) dist/*.whl
+	out/dist/bin/python tests/smoke.py
+	$(DIST_INSTALL) "$$(echo dist/*.whl)[cli]"
+	out/dist/bin/python tests/smoke.py --cli
+	$(DIST_INSTALL) --force-reinstall --no-deps dist/*.tar.gz
+	out/dist/bin/python tests/smoke.py --cli
+	rm -rf out/dist
+
 clean:
-	rm -rf .venv out
+	rm -rf .venv out dist

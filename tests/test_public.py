@@ -1,15 +1,17 @@
 """The public face: names, docstrings with examples, and nothing imported against the arrows."""
 
-import ast
 import importlib
 import inspect
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import setstream as ss
+from tests import import_graph
+from tests.import_graph import FOLDERS
 
 SOURCE = Path(ss.__file__).parent
 PUBLIC = {name: getattr(ss, name) for name in ss.__all__ if not inspect.ismodule(getattr(ss, name))}
@@ -40,36 +42,30 @@ def test_every_error_is_ours_and_documented():
             assert error.__doc__, name
 
 
-#: The folders in the order in which they build on each other: each imports itself and those before it, nothing else.
-ROOMS = (
-    "errors", "_utils", "states", "sets", "pools", "models", "gradients", "testing", "nn", "stores", "data", "bulk", "training",
-    "report", "tasks", "integrations", "serve", "cli",
-)  # fmt: skip
+def test_imports_point_one_way_without_circles_and_without_imports_in_functions():
+    """Folder by folder, in the order of FOLDERS; the picture of it is drawn by `python -m tests.import_graph`."""
+    assert not import_graph.problems()
 
 
-def imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "setstream")
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_arrows_point_up_only(path):
-    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-    if room == "__init__":
-        return
-    later = set(ROOMS[ROOMS.index(room) + 1 :])
-    for name in imports_of(path):
-        found = name.split(".")
-        assert found[0] != "setstream" or len(found) == 1 or found[1] not in later, f"{path}: {name}"
+def test_the_picture_of_the_imports_is_up_to_date():
+    assert import_graph.PICTURE.read_text() == import_graph.draw(), "run python -m tests.import_graph"
 
 
 def test_the_root_holds_folders_only():
     assert {path.name for path in SOURCE.iterdir() if path.is_file()} == {"__init__.py", "errors.py", "py.typed"}
-    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(ROOMS) - {"errors"}
+    assert {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"} == set(FOLDERS) - {"errors"}
+
+
+def test_public_names_load_when_they_are_used_and_without_torch_before():
+    code = "import sys, setstream as ss; assert 'torch' not in sys.modules; assert set(ss.__all__) <= set(dir(ss)); "
+    code += "from setstream import UMBC, data; assert ss.UMBC is UMBC and ss.data is data; ss.encode, ss.pure, ss.bulk; "
+    code += "import pickle; assert pickle.loads(pickle.dumps(UMBC)) is UMBC; assert not hasattr(ss, 'umbc')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_table_of_public_names_is_complete():
+    for name in ss.__all__:
+        assert getattr(ss, name) is not None
 
 
 def test_modules_of_0_1_can_be_imported_under_their_old_names():

@@ -5,22 +5,27 @@
 See `SetEncoder` for the three verbs (update, +, finalize), `UMBC` for the pool, `State` for what is kept.
 """
 
-from setstream import data, errors, integrations, nn, testing
-from setstream._utils import moved
-from setstream.gradients.encode import encode
-from setstream.gradients.streamed_loss import streamed_loss
-from setstream.models import functional as pure
-from setstream.models.encoder import SetEncoder
-from setstream.models.model import SetModel
-from setstream.models.stream import SetStream
-from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
-from setstream.pools.base import Pool
-from setstream.sets.partition import Chunks
-from setstream.sets.scatter import scatter_sets
-from setstream.states.state import State
-from setstream.stores.store import StateStore
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from setstream._utils import moved
+
+if TYPE_CHECKING:
+    from setstream import data, errors, integrations, nn, testing
+    from setstream.gradients.encode import encode
+    from setstream.gradients.streamed_loss import streamed_loss
+    from setstream.models import functional as pure
+    from setstream.models.encoder import SetEncoder
+    from setstream.models.model import SetModel
+    from setstream.models.stream import SetStream
+    from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
+    from setstream.pools.base import Pool
+    from setstream.sets.partition import Chunks
+    from setstream.sets.scatter import scatter_sets
+    from setstream.states.state import State
+    from setstream.stores.store import StateStore
+
+__version__ = "0.2.0"
 
 moved.install()
 
@@ -50,3 +55,51 @@ __all__ = [
     "streamed_loss",
     "testing",
 ]
+
+#: Where the public names are defined. They are imported at their first use (PEP 562): torch takes seconds to import, and the
+#: help of the command line does not need it.
+_MODULES = {
+    "gradients.encode": ("encode",),
+    "gradients.streamed_loss": ("streamed_loss",),
+    "models.encoder": ("SetEncoder",),
+    "models.model": ("SetModel",),
+    "models.stream": ("SetStream",),
+    "pools": ("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Parallel", "Projected"),
+    "pools.base": ("Pool",),
+    "sets.partition": ("Chunks",),
+    "sets.scatter": ("scatter_sets",),
+    "states.state": ("State",),
+    "stores.store": ("StateStore",),
+}
+_DEFINED_IN = {name: module for module, names in _MODULES.items() for name in names}
+_FOLDERS = {
+    "bulk",
+    "data",
+    "errors",
+    "gradients",
+    "integrations",
+    "models",
+    "nn",
+    "pools",
+    "sets",
+    "states",
+    "stores",
+    "testing",
+}
+
+if not TYPE_CHECKING:  # type checkers read the imports above, and report names that do not exist
+
+    def __getattr__(name: str) -> Any:
+        if name in _DEFINED_IN:
+            value = getattr(import_module(f"setstream.{_DEFINED_IN[name]}"), name)
+        elif name in _FOLDERS:
+            value = import_module(f"setstream.{name}")
+        elif name == "pure":
+            value = import_module("setstream.models.functional")
+        else:
+            raise AttributeError(f"module 'setstream' has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -145,7 +145,7 @@ def kill_encoding(folder, kills, table, seed):
     for _ in range(kills):
         if (folder / "out.parquet").exists():
             break
-        killed += kill_after(work, ticks=rng.randrange(40 if table is None else 4), pause=rng.uniform(0.0, 0.02))
+        killed += kill_after(work, ticks=rng.randrange(40 if table is None else 4), lines=rng.randrange(1000))
     encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3)
     return killed
 

@@ -140,7 +140,7 @@ def kill_updates(path, kills, seed):
                 log.write(b".")
                 tick()
 
-    killed = sum(kill_after(work, ticks=rng.randrange(5), pause=rng.uniform(0.0, 0.01)) for _ in range(kills))
+    killed = sum(kill_after(work, ticks=rng.randrange(5), lines=rng.randrange(300)) for _ in range(kills))
     return noted.stat().st_size, killed
 
 

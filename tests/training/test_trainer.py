@@ -2,11 +2,11 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,9 @@ from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
 from setstream.training.checkpoint import Checkpoints, weights_of
 from setstream.training.record import read_metrics
+from tests.kills import kill_after
+
+ROOT = Path(__file__).parents[2]
 
 
 def config(**options):
@@ -64,55 +67,39 @@ def test_the_same_seed_gives_the_same_weights_and_another_does_not(tmp_path):
     assert any(not torch.equal(x, weights(tmp_path / "c")[name]) for name, x in weights(tmp_path / "a").items())
 
 
-def kill_at_random_moments(folder, kills, make, longest, rng):
-    """Fork children that train, kill them with SIGKILL after at most `longest` seconds, then let one finish.
+def kill_and_resume(folder, kills, seed, **options):
+    """Train in children that are killed at random steps, each resuming it; then to the end. Gives their checkpoints."""
+    rng, reached = random.Random(seed), []
 
-    Gives the checkpoints seen after each kill.
-    """
-    seen = []
+    def work(tick):
+        clustering = task()
+        draw = clustering.batch
+        clustering.batch = lambda *arguments: tick() or draw(*arguments)
+        Trainer(clustering, config(**options), folder, shown=False).run()
+
     for _ in range(kills):
-        child = os.fork()
-        if child == 0:
-            try:
-                make(folder)
-            finally:
-                os._exit(0)
-        time.sleep(rng.uniform(0, longest))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        seen.append(max(Checkpoints(folder / "checkpoints").steps(), default=0))
-    child = os.fork()
-    if child == 0:
-        try:
-            make(folder)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    return seen
+        assert kill_after(work, ticks=rng.randrange(30), lines=rng.randrange(3000))
+        reached.append(max(Checkpoints(folder / "checkpoints").steps(), default=0))
+    train(folder, **options)
+    return reached
 
 
 @pytest.mark.parametrize("gradient", ["unbiased", "importance"])
 def test_killing_and_resuming_gives_the_same_weights_bit_for_bit(tmp_path, gradient):
-    """Twenty SIGKILLs at random moments over both modes, between which the runs get on."""
+    """Twenty SIGKILLs at random steps over both modes, in a process without threads, which can be forked."""
     script = f"""
-import random, sys, time
-sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})
 import torch
 torch.set_num_threads(1)
-from tests.training.test_trainer import kill_at_random_moments, train
 from pathlib import Path
+from tests.training.test_trainer import kill_and_resume, train
 folder = Path({str(tmp_path)!r})
-options = dict(steps=400, gradient={gradient!r})
-train(folder / "imports", steps=10)         # so that neither what is timed nor the children need them
-began = time.monotonic()
-train(folder / "whole", **options)
-longest = (time.monotonic() - began) / 3    # whatever else the machine does: ten kills, five thirds of a run
-print(*kill_at_random_moments(folder / "killed", 10, lambda f: train(f, **options), longest, random.Random(3)))
+train(folder / "whole", steps=200, gradient={gradient!r})
+print(*kill_and_resume(folder / "killed", kills=10, seed=3, steps=200, gradient={gradient!r}))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    seen = [int(step) for step in done.stdout.split()]
-    assert len(set(seen)) >= 3, seen  # they were killed at work, and went on from where they were
+    reached = [int(step) for step in done.stdout.split()]
+    assert len(set(reached)) >= 3, reached  # they were killed at work, and each resumed the one before
     assert_same_weights(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
     assert (tmp_path / "killed" / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
 

@@ -1,14 +1,23 @@
-"""The command line: `setstream --help`."""
+"""The command line: `setstream --help`.
+
+app.py         what the program does with errors, and its exit codes
+command.py     how a command is declared
+commands/      the flags of every command: light, so that `--help` does not wait for torch
+train.py, ...  what the commands do, imported when one is run
+"""
 
 import sys
+from pkgutil import resolve_name
+
+from setstream._utils.optional import need
+from setstream.errors import ConfigurationError
 
 
 def main() -> None:
-    """Run the command line; without its extra, say how to get it."""
+    """Run the command line; without its extra, say how to install it."""
     try:
-        from setstream.cli.app import run
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("typer", "rich", "click"):
-            raise
-        sys.exit(f"the command line needs {error.name}: pip install 'setstream[cli]'")
-    run()
+        for library in ("typer", "rich"):
+            need(library, "cli", "the command line")
+    except ConfigurationError as error:
+        sys.exit(str(error))
+    resolve_name("setstream.cli.app:run")()

@@ -1,11 +1,11 @@
-"""The first minutes: two trained models, one set, four streams."""
+"""`setstream demo`: one set, in four orders, through two trained models."""
 
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from setstream.cli.command import console
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, pretrained, sample
 from setstream.tasks.clustering.stream_figures import add_streams
@@ -14,22 +14,22 @@ from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_end
 MODELS = ("umbc+set-transformer", "set-transformer")
 
 
-def run_demo(out: Path, seed: int, points: int, console: Console) -> None:
-    """Write figure, animation and report, and say what they show."""
+def run_demo(out: Path, seed: int, points: int) -> None:
+    """Write figure, animation and report, and print what they show."""
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # a few points at a time: more threads would only wait for each other
     models = {name: pretrained(name) for name in MODELS}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points, one set, when all have arrived"
-    found = [stream_ends(model, drawn.points[0], drawn.labels[0]) for model in models.values()]
+    answers = [stream_ends(model, drawn.points[0], drawn.labels[0]) for model in models.values()]
     rows = Table("points arrive", *models, box=None, title=title)
     for kind, words in STREAMS.items():
-        rows.add_row(words, *(f"{float(ends[kind].nll(drawn.points)):.3f}" for ends in found))
-    rows.add_row("disagreement", *(f"{disagreement(ends, drawn.points):.1e}" for ends in found))
+        rows.add_row(words, *(f"{float(ends[kind].nll(drawn.points)):.3f}" for ends in answers))
+    rows.add_row("disagreement", *(f"{disagreement(ends, drawn.points):.1e}" for ends in answers))
     console.print(rows)
     console.print(
-        f"the oracle, who knows the true mixture: {float(drawn.oracle()):.3f}\n\n"
-        "NLL: negative log-likelihood of the points under the clusters that a model found; lower is better.\n"
+        f"the oracle, which knows the true mixture: {float(drawn.oracle()):.3f}\n\n"
+        "NLL: negative log-likelihood of the points under the clusters that a model predicts; lower is better.\n"
         "Disagreement: by how much the four answers differ about a point; 0: the order does not matter.\n"
         "A Set Transformer needs its whole set. Given pieces, its answers are averaged, and that can be anything.\n",
         highlight=False,

@@ -2,26 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
-
-#: Options that several commands have.
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-Builder = Annotated[
-    str | None, typer.Option(help="For a saved model of your own: the function that builds it, package.module:name.")
-]
-Trust = Annotated[
-    list[str] | None,
-    typer.Option(help="package.module:name of your own (a task, backbone or builder) that the folder's config.json may name."),
-]
-AverageChunks = Annotated[
-    str | None,
-    typer.Option(help="average: a model that is not consistent averages over the chunks of a set, instead of an error."),
-]
 
 
 def parse_value(text: str) -> Any:
@@ -51,19 +35,19 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
     >>> assignments(["lr=0.01", "model.num_slots=16"])
     {'lr': 0.01, 'model_options': {'num_slots': 16}}
     """
-    options: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"an option is NAME=VALUE, like lr=0.001 or model.num_slots=16; got {pair!r}")
         owner, dot, inner = name.partition(".")
         if not dot:
-            options[name] = parse_value(text)
+            found[name] = parse_value(text)
         elif owner in ("task", "model"):
-            options.setdefault(f"{owner}_options", {})[inner] = parse_value(text)
+            found.setdefault(f"{owner}_options", {})[inner] = parse_value(text)
         else:
             raise ConfigurationError(f"options in parts begin with task. or model.; got {name!r}")
-    return options
+    return found
 
 
 def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> TrainConfig:

@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
-from setstream._utils.optional import need
+from setstream.cli.command import console, error_console
 from setstream.errors import MismatchError
+from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
+from setstream.serve.run import listen, make_server, run
 from setstream.stores.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
@@ -18,11 +19,11 @@ def run_serve(
     states: str | None,
     *,
     builder: str | None,
-    trust: list[str],
+    trust: list[str] | None,
     host: str,
     port: int,
     token_file: Path | None,
-    allow_host: list[str],
+    allow_host: list[str] | None,
     max_body: int,
     max_elements: int,
     max_sets: int,
@@ -32,30 +33,27 @@ def run_serve(
     chunks: str | None,
     device: str,
     log_level: str,
-    console: Console,
-    errors: Console,
 ) -> None:
     """Open the model and the store, and serve them; the log goes to the standard error."""
-    for library in ("fastapi", "uvicorn", "websockets", "prometheus_client"):
-        need(library, "serve", "the service")
-    from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
-    from setstream.serve.run import listen, make_server, run
-
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
     if not local and not tokens:
-        warning = f"[yellow]no tokens:[/yellow] everybody who can reach {host} may read and change all sets. "
-        errors.print(f"{warning}Set {TOKEN_VARIABLE} or give --token-file.", soft_wrap=True, highlight=False)
+        error_console.print(
+            f"[yellow]no tokens:[/yellow] everybody who can reach {host} may read and change all sets. "
+            f"Set {TOKEN_VARIABLE} or give --token-file.",
+            soft_wrap=True,
+            highlight=False,
+        )
     options = Options(
         tokens=tokens,
-        hosts=(*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host)),
+        hosts=(*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or [])),
         max_body=max_body,
         max_elements=max_elements,
         max_sets=max_sets,
         max_waiting=max(16 * max_body, 256 * 2**20),
     )
     torch.set_num_threads(threads)
-    network = open_model(model, builder, trust).to(choose_device(device))
+    network = open_model(model, builder, trust or []).to(choose_device(device))
     with listen(host, port) as socket:
         try:
             opened = StateStore(states or states_of(model), network, chunks=chunks)

@@ -1,19 +1,19 @@
-"""Many runs, some at a time, each in a process and a folder of its own.
+"""`setstream sweep`: many runs, several at a time, each in a process and a folder of its own.
 
-    [defaults]                          options for all runs
+    [defaults]                          options of all runs
     [[runs]]                            and one table for each
     name = "umbc-seed-1"
     model = "umbc+set-transformer"
     seed = 1
-    after = ["umbc-seed-0"]             optional: the runs that must be done before it
+    after = ["umbc-seed-0"]             optional: runs that must be done before it
     init_from = "{out}/umbc-seed-0"     {out} is the folder of the sweep
     [[runs]]
-    name = "sse-{size}-seed-{number}"   or a table for many:
+    name = "sse-{size}-seed-{number}"   or one table for many:
     each = { size = [8, 32], number = [0, 1, 2] }       every combination
-    chunk_size = "{size}"               a text that is a name in braces becomes the value
+    chunk_size = "{size}"               a text that is only a name in braces becomes the value itself
     seed = "{number}"
 
-Finished runs are skipped and others resumed: a sweep that was stopped, in whatever way, is started again by the same command.
+Finished runs are skipped and others resumed, so the same command continues a sweep that was stopped.
 """
 
 import itertools
@@ -27,18 +27,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+import typer
+from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from setstream._utils.atomic import write_atomically
+from setstream.cli.command import console
 from setstream.cli.options import merge
+from setstream.cli.train import INTERRUPTED
 from setstream.errors import ConfigurationError
-from setstream.training.config import FREE, TrainConfig, read_options
+from setstream.training.config import TrainConfig, read_options
 from setstream.training.record import read_metrics
-
-INTERRUPTED = 130
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Run:
     config: TrainConfig
     folder: Path
     after: list[str] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
+    started: bool = False
     failed: bool = False
 
     @property
@@ -57,14 +58,24 @@ class Run:
         """Whether it has reached its end, now or earlier, with these options."""
         if not (self.folder / "result.json").exists():
             return False
-        before = read_options(self.folder / "config.json")
-        now = json.loads(json.dumps(self.config.to_dict()))
-        differing = [name for name in now if name in before and name not in FREE and before[name] != now[name]]
-        if differing:
+        changed = self.config.changed_since(read_options(self.folder / "config.json"))
+        if changed:
             raise ConfigurationError(
-                f"{self.folder} holds a finished run with other {', '.join(differing)}: give this run another name, or move it"
+                f"{self.folder} holds a finished run with other {', '.join(changed)}: give this run another name, or move it"
             )
         return True
+
+    def start(self, threads: int) -> subprocess.Popen[bytes]:
+        """Start or resume it in a process of its own."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        options = self.folder / "options.json"
+        write_atomically(options, json.dumps(self.config.to_dict()))
+        command = [sys.executable, "-m", "setstream.cli", "train", "--config", str(options), "--out", str(self.folder)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self.started = True
+        with (self.folder / "log.txt").open("ab") as log:
+            # In a session of its own: Ctrl-C reaches the sweep only, which then asks each run to save.
+            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
 
 def read_sweep(file: Path, out: Path) -> list[Run]:
@@ -73,45 +84,40 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
     unknown = set(options) - {"defaults", "runs"}
     if unknown or not isinstance(options.get("runs"), list) or not options["runs"]:
         raise ConfigurationError(f"{file} must hold [defaults] (optional) and a list of [[runs]], each with a name")
-    defaults: dict[str, Any] = options.get("defaults", {})
-    runs: list[Run] = []
-    for own in (one for given in options["runs"] for one in each_of(given)):
-        if "name" not in own:
-            raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {own}")
-        name, after = own["name"], own.get("after", [])
-        unknown = set(after) - {run.name for run in runs}
+    runs: dict[str, Run] = {}
+    for table in itertools.chain.from_iterable(map(combinations, options["runs"])):
+        if "name" not in table:
+            raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {table}")
+        name, after = table.pop("name"), table.pop("after", [])
+        if name in runs:
+            raise ConfigurationError(f"the names of runs must differ: {name!r} is given twice")
+        unknown = set(after) - set(runs)
         if unknown:
             raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that stand above it")
-        changes = {key: value for key, value in own.items() if key not in ("name", "after")}
-        placed = filled(merge(defaults, changes), {"out": str(out)})
-        runs.append(Run(name, TrainConfig.from_dict(placed), out / name, after))
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        raise ConfigurationError(
-            f"the names of runs must differ: {sorted({n for n in names if names.count(n) > 1})} are given twice"
-        )
-    return runs
+        config = filled(merge(options.get("defaults", {}), table), {"out": str(out)})
+        runs[name] = Run(name, TrainConfig.from_dict(config), out / name, after)
+    return list(runs.values())
 
 
-def each_of(given: dict[str, Any]) -> list[dict[str, Any]]:
+def combinations(table: dict[str, Any]) -> list[dict[str, Any]]:
     """One run, or one for every combination of the values under `each`.
 
-    >>> each_of({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
+    >>> combinations({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
     [{'name': 'full-0', 'seed': 0}, {'name': 'full-1', 'seed': 1}]
     """
-    values = given.get("each", {})
-    if not isinstance(values, dict) or not all(isinstance(own, list) and own for own in values.values()):
-        raise ConfigurationError(f"each = {{name = [value, ...], ...}} gives every name a list of values; got {values!r}")
-    template = {name: value for name, value in given.items() if name != "each"}
-    return [filled(template, dict(zip(values, own, strict=True))) for own in itertools.product(*values.values())]
+    each = table.get("each", {})
+    if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
+        raise ConfigurationError(f"each = {{name = [value, ...], ...}} gives every name a list of values; got {each!r}")
+    template = {name: value for name, value in table.items() if name != "each"}
+    return [filled(template, dict(zip(each, values, strict=True))) for values in itertools.product(*each.values())]
 
 
 def filled(template: Any, values: dict[str, Any]) -> Any:
     """Options with values in the place of their names in braces; a text that is nothing else becomes the value itself."""
     if isinstance(template, dict):
-        return {name: filled(own, values) for name, own in template.items()}
+        return {name: filled(option, values) for name, option in template.items()}
     if isinstance(template, list):
-        return [filled(own, values) for own in template]
+        return [filled(option, values) for option in template]
     if not isinstance(template, str):
         return template
     for name, value in values.items():
@@ -125,42 +131,28 @@ def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
     """The first that waits for nothing; one that waits for a failed run has failed with it."""
     by_name = {run.name: run for run in runs}
     for run in list(waiting):
-        before = [by_name[name] for name in run.after]
-        if any(own.failed for own in before):
+        required = [by_name[name] for name in run.after]
+        if any(other.failed for other in required):
             run.failed = True
             waiting.remove(run)
-        elif all(own.done for own in before):
+        elif all(other.done for other in required):
             waiting.remove(run)
             return run
     return None
 
 
-def start(run: Run, threads: int) -> None:
-    """Start or resume a run in a process of its own."""
-    run.folder.mkdir(parents=True, exist_ok=True)
-    options = run.folder / "options.json"
-    write_atomically(options, json.dumps(run.config.to_dict()))
-    command = [sys.executable, "-m", "setstream.cli", "train", "--config", str(options), "--out", str(run.folder)]
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    with (run.folder / "log.txt").open("ab") as log:
-        # A group of its own: Ctrl-C reaches this process only, which then asks each run to save.
-        run.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-
-
-def table(runs: list[Run]) -> Group:
+def overview(runs: list[Run]) -> Group:
     """Where all runs are; below it, why the failed ones failed."""
-    rows = Table(box=None)
-    for title in ("run", "model", "gradient", "step", "loss", "last test"):
-        rows.add_column(title)
+    rows = Table("run", "model", "gradient", "step", "loss", "last test", box=None)
     problems = []
     for run in runs:
         train, tests = read_metrics(run.folder, "train"), read_metrics(run.folder, "test") + read_metrics(run.folder, "final")
         test = {key: value for key, value in tests[-1].items() if key not in ("step", "kind")} if tests else {}
-        step = f"{train[-1]['step']}/{run.config.steps}" if train else f"0/{run.config.steps}"
-        color = "red" if run.failed else "green" if run.done else "yellow" if run.process is not None else "dim"
-        shown = "  ".join(f"{key} {value:.3f}" for key, value in test.items())
+        step = f"{train[-1]['step'] if train else 0}/{run.config.steps}"
         loss = f"{train[-1]['loss']:.3f}" if train else ""
-        rows.add_row(run.name, run.config.model, run.config.gradient, step, loss, shown, style=color)
+        color = "red" if run.failed else "green" if run.done else "yellow" if run.started else "dim"
+        metrics = "  ".join(f"{key} {value:.3f}" for key, value in test.items())
+        rows.add_row(run.name, run.config.model, run.config.gradient, step, loss, metrics, style=color)
         if run.failed:
             log = run.folder / "log.txt"
             last = escape("\n".join(log.read_text().splitlines()[-2:])) if log.exists() else "a run before it failed"
@@ -168,36 +160,35 @@ def table(runs: list[Run]) -> Group:
     return Group(rows, *problems)
 
 
-def run_sweep(runs: list[Run], jobs: int, threads: int, console: Console) -> int:
-    """Work through all runs, `jobs` at a time; gives the exit code: 0, 1 if some failed, 130 if interrupted."""
+def run_sweep(file: Path, out: Path, jobs: int, threads: int) -> None:
+    """Work through all runs of a file, `jobs` at a time; exit with 1 if some failed, with 130 if interrupted."""
+    runs = read_sweep(file, out)
     waiting = [run for run in runs if not run.done]
     console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} already done, {jobs} at a time")
-    active: list[Run] = []
-    asked: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: asked.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
+    active: list[tuple[Run, subprocess.Popen[bytes]]] = []
+    signals: list[int] = []
+    before = {number: signal.signal(number, lambda got, _: signals.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with Live(table(runs), console=console, refresh_per_second=1, transient=False) as live:
-            while (waiting or active) and not asked:
+        with Live(overview(runs), console=console, refresh_per_second=1, transient=False) as live:
+            while (waiting or active) and not signals:
                 while len(active) < jobs and (run := next_run(waiting, runs)) is not None:
-                    start(run, threads)
-                    active.append(run)
-                time.sleep(1)
-                for run in list(active):
-                    if run.process is not None and run.process.poll() is not None:
+                    active.append((run, run.start(threads)))
+                time.sleep(0.2)
+                for run, process in list(active):
+                    if process.poll() is not None:
                         run.failed = not run.done
-                        run.process = None
-                        active.remove(run)
+                        active.remove((run, process))
                 if console.is_terminal:
-                    live.update(table(runs))
-            if asked:
-                for run in active:
-                    assert run.process is not None
-                    run.process.send_signal(signal.SIGTERM)
-                for run in active:
-                    assert run.process is not None
-                    run.process.wait()
-            live.update(table(runs))
+                    live.update(overview(runs))
+            for _, process in active:
+                process.send_signal(signal.SIGTERM)
+            for _, process in active:
+                process.wait()
+            live.update(overview(runs))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return INTERRUPTED if asked else int(any(run.failed for run in runs))
+    if signals:
+        raise typer.Exit(INTERRUPTED)
+    if any(run.failed for run in runs):
+        raise typer.Exit(1)

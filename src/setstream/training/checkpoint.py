@@ -1,12 +1,12 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints, which are complete or not there.
 
     run/checkpoints/step-00001000/weights.safetensors      the model
                                   optimizer.pt             Adam's moments
                                   progress.json            the step; with the seed it is all that random numbers need
                                   checksums.json           BLAKE2b of the three
 
-A checkpoint is written into a hidden folder, flushed to the disk, and renamed: whoever looks finds it complete, whenever the
-process was killed. The one before is kept, for disks and copies that damage files: a run goes on from the newest that is whole.
+A checkpoint is written into a hidden folder, flushed to the disk, and renamed: it is complete, whenever the process was killed.
+The one before is kept, because disks and copies can damage files: a run is resumed from the newest that is whole.
 Checkpoints of 0.1 have no checksums; they are whole if they can be read.
 """
 
@@ -34,7 +34,7 @@ UNREADABLE = (SafetensorError, pickle.UnpicklingError)
 
 
 def weights_of(place: Path) -> Path:
-    """The file of weights at a place: the file itself, or a run's weights as it ended, or as its last checkpoint has them."""
+    """The file of weights at a place: the file itself, or those of a run at its end, or of its newest whole checkpoint."""
     if place.is_file():
         return place
     if (place / "model.safetensors").exists():
@@ -42,13 +42,13 @@ def weights_of(place: Path) -> Path:
     checkpoints = Checkpoints(place / "checkpoints")
     damaged = checkpoints.damaged()
     steps = [step for step in checkpoints.steps() if step not in damaged]
-    if damaged and not steps:
+    if steps:
+        return checkpoints.place(steps[-1]) / WEIGHTS
+    if damaged:
         raise ConfigurationError(
             f"{place} has no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
         )
-    if not steps:
-        raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
-    return checkpoints.place(steps[-1]) / WEIGHTS
+    raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
 
 
 class Checkpoints:
@@ -68,22 +68,22 @@ class Checkpoints:
 
     def damaged(self) -> dict[int, str]:
         """The checkpoints that are newer than the newest whole one, with what is wrong with each."""
-        found = {}
+        problems = {}
         for step in reversed(self.steps()):
             problem = _problem(self.place(step))
             if problem is None:
                 break
-            found[step] = problem
-        return found
+            problems[step] = problem
+        return problems
 
-    def set_aside(self, step: int) -> Path:
-        """Keep a damaged checkpoint for whoever wants to look at it, where no run will read it."""
+    def keep_damaged(self, step: int) -> Path:
+        """Rename a damaged checkpoint, so that it can be examined but no run reads it."""
         target = self.folder / f"damaged-{step:08d}"
         shutil.rmtree(target, ignore_errors=True)
         return self.place(step).rename(target)
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
-        """Write a checkpoint and drop the oldest. One that is there already is what this one would be."""
+        """Write a checkpoint and remove the oldest. One that exists already is the same."""
         target = self.place(step)
         if target.is_dir():
             return target
@@ -103,15 +103,14 @@ class Checkpoints:
         return target
 
     def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
-        """Bring model and optimizer back to a step."""
+        """Load model and optimizer as they were at a step; returns its progress.json."""
         source = self.place(step)
         load_weights(model, source / WEIGHTS)
         optimizer.load_state_dict(torch.load(source / OPTIMIZER, map_location=device, weights_only=True))
-        progress: dict[str, Any] = json.loads((source / PROGRESS).read_text())
-        return progress
+        return dict(json.loads((source / PROGRESS).read_text()))
 
     def clean(self) -> None:
-        """Remove what a killed process left half written."""
+        """Remove folders that a killed process left half written."""
         for path in self.folder.glob(".step-*"):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -1,23 +1,31 @@
-"""How a run is done: every option with its default, from flags, TOML, YAML or JSON."""
+"""The options of a run with their defaults, from flags, TOML, YAML or JSON."""
 
 import dataclasses
 import json
 import tomllib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import cos, pi
 from pathlib import Path
 from typing import Any, Self
 
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
 from setstream.pools.base import AVERAGE
 
-OPTIMIZERS = ("adam", "adamw", "sgd")
-SCHEDULES = ("constant", "step", "cosine")
-PARALLEL = ("data", "set")
-AMP = ("none", "bf16")
-#: Options that may change when a run goes on: they do not change what it computes.
+#: The values of options that have a few.
+CHOICES = {
+    "optimizer": ("adam", "adamw", "sgd"),
+    "schedule": ("constant", "step", "cosine"),
+    "gradient": GRADIENTS,
+    "parallel": ("data", "set"),
+    "amp": ("none", "bf16"),
+}
+POSITIVE = ("steps", "batch", "chunk_size", "grad_chunks", "threads", "log_every", "evaluate_every", "checkpoint_every")
+#: Options that may change when a run is resumed: they do not change what it computes.
 FREE = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
 
 
@@ -72,46 +80,37 @@ class TrainConfig:
     tensorboard: bool = True
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for own in dataclasses.fields(self):
-            value = getattr(self, own.name)
-            if hints[own.name] in (float, float | None) and isinstance(value, int) and not isinstance(value, bool):
-                object.__setattr__(self, own.name, float(value))
-            elif not _fits(value, hints[own.name]):
-                wanted = getattr(hints[own.name], "__name__", str(hints[own.name]))
-                raise ConfigurationError(f"{own.name} must be of type {wanted}; got {value!r}")
-        choices = {
-            "optimizer": OPTIMIZERS,
-            "schedule": SCHEDULES,
-            "gradient": GRADIENTS,
-            "parallel": PARALLEL,
-            "amp": AMP,
-        }
-        for name, allowed in choices.items():
+        for name, hint in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if hint in (float, float | None) and isinstance(value, int) and not isinstance(value, bool):
+                object.__setattr__(self, name, float(value))
+            elif not _fits(value, hint):
+                raise ConfigurationError(f"{name} must be of type {getattr(hint, '__name__', hint)}; got {value!r}")
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        for name in ("steps", "batch", "chunk_size", "grad_chunks", "log_every", "evaluate_every", "checkpoint_every"):
-            if getattr(self, name) < 1:
+        for name in POSITIVE:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1; got {getattr(self, name)}")
-        bounds = {
+        rules = {
             "lr must be positive": self.lr > 0,
             "clip must be positive, or left out": self.clip is None or self.clip > 0,
-            "threads must be at least 1": self.threads is None or self.threads >= 1,
             "warmup must not be negative": self.warmup >= 0,
             "weight_decay must not be negative": self.weight_decay >= 0,
             "beta1 and beta2 lie between 0 and 1": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
             "gradient 'none' trains nothing": self.gradient != "none",
             "chunks is 'average', or left out": self.chunks in (None, AVERAGE),
         }
-        for rule, holds in bounds.items():
+        for rule, holds in rules.items():
             if not holds:
-                raise ConfigurationError(f"{rule}; got {', '.join(f'{n} = {getattr(self, n)!r}' for n in _names(rule))}")
+                values = (f"{name} = {getattr(self, name)!r}" for name in rule.split() if hasattr(self, name))
+                raise ConfigurationError(f"{rule}; got {', '.join(values)}")
 
     @classmethod
     def from_dict(cls, options: dict[str, Any]) -> Self:
-        """From a mapping, as a file holds it; unknown names are an error."""
-        known = {own.name for own in dataclasses.fields(cls)}
-        unknown = set(options) - known
+        """Options from a mapping, as a file holds it; unknown names are an error."""
+        known = [option.name for option in dataclasses.fields(cls)]
+        unknown = set(options).difference(known)
         if unknown:
             raise ConfigurationError(f"unknown options {sorted(unknown)}: known are {', '.join(sorted(known))}")
         missing = {"task", "model"} - set(options)
@@ -120,13 +119,16 @@ class TrainConfig:
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
-        """As a mapping."""
+        """The options as a mapping."""
         return dataclasses.asdict(self)
+
+    def changed_since(self, earlier: dict[str, Any]) -> list[str]:
+        """The options that differ from those of an earlier run, as its config.json has them, and change what is computed."""
+        now = json.loads(json.dumps(self.to_dict()))
+        return [name for name in now if name not in FREE and now[name] != earlier.get(name, now[name])]
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (counted from 0): a function of the step alone."""
-        from math import cos, pi
-
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.schedule == "step":
             return self.lr * rise * (self.drop_factor if step >= self.drop_at * self.steps else 1.0)
@@ -134,11 +136,6 @@ class TrainConfig:
             done = min(1.0, max(0, step - self.warmup) / max(1, self.steps - self.warmup))
             return self.lr * rise * (self.final_factor + (1 - self.final_factor) * 0.5 * (1 + cos(pi * done)))
         return self.lr * rise
-
-
-def _names(rule: str) -> list[str]:
-    """The options that a rule speaks of."""
-    return [own.name for own in dataclasses.fields(TrainConfig) if own.name in rule.split()]
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -152,31 +149,28 @@ def _fits(value: Any, hint: Any) -> bool:
 
 def read_options(path: Path) -> dict[str, Any]:
     """The options in a TOML, YAML or JSON file."""
+    readers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".yaml": _read_yaml,
+        ".yml": _read_yaml,
+        ".json": json.loads,
+    }
     if not path.is_file():
         raise ConfigurationError(f"there is no configuration file {path}")
+    if path.suffix not in readers:
+        raise ConfigurationError(f"{path} is not a configuration: its name must end in {', '.join(readers)}")
     try:
-        text = path.read_text()
-        if path.suffix == ".toml":
-            found: Any = tomllib.loads(text)
-        elif path.suffix in (".yaml", ".yml"):
-            found = _yaml(text)
-        elif path.suffix == ".json":
-            found = json.loads(text)
-        else:
-            raise ConfigurationError(f"{path} is no configuration: its name must end in .toml, .yaml, .yml or .json")
-    except (ValueError, RecursionError) as error:  # TOML's, JSON's and UTF-8's errors are ValueErrors
+        options = readers[path.suffix](path.read_text())
+    except (ValueError, RecursionError) as error:  # the errors of TOML, JSON and UTF-8 are ValueErrors
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(found).__name__}")
-    return found
+    if not isinstance(options, dict):
+        raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(options).__name__}")
+    return options
 
 
-def _yaml(text: str) -> Any:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("YAML files need PyYAML: pip install 'setstream[cli]', or use TOML") from error
+def _read_yaml(text: str) -> Any:
+    yaml = need("yaml", "cli", "YAML files")
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"this YAML cannot be read: {error}") from error
+        raise ValueError(str(error)) from error

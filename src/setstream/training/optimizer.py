@@ -9,10 +9,11 @@ from setstream.training.config import TrainConfig
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay is for weights: biases, norms and other vectors are left alone; what is frozen is not there."""
+    """Parameters with weight decay (matrices) and without (biases, norms and other vectors); frozen ones are left out."""
     decayed = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     others = [p for p in model.parameters() if p.requires_grad and p.dim() <= 1]
-    return [{"params": own, "weight_decay": decay} for own, decay in ((decayed, weight_decay), (others, 0.0)) if own]
+    groups = ((decayed, weight_decay), (others, 0.0))
+    return [{"params": parameters, "weight_decay": decay} for parameters, decay in groups if parameters]
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:

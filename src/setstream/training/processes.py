@@ -18,22 +18,17 @@ from setstream.training.task import Batch
 
 
 def choose_device(name: str, rank: int = 0) -> torch.device:
-    """The device of a name; "auto" takes CUDA, then MPS, then the CPU."""
+    """The device of a name; "auto" takes CUDA, then MPS, then the CPU. "cuda" alone is shared out by `rank`."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", rank % torch.cuda.device_count())
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        name = next((kind for kind in available if available[kind]), "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigurationError(f"there is no kind of device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
-    if name == "cuda" and torch.cuda.is_available():
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError(f"device {name!r} was asked for, and there is no CUDA device here: use auto or cpu")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceError(f"device {name!r} was asked for, and there is no MPS device here: use auto or cpu")
-    return device
+    if not available.get(device.type, True):
+        raise DeviceError(f"device {name!r} was asked for, and there is no {device.type.upper()} device here: use auto or cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count()) if name == "cuda" else device
 
 
 def local_rank() -> int:
@@ -67,23 +62,23 @@ class Processes:
         return self.rank == 0
 
     def share(self, batch: Batch, size: int) -> Batch:
-        """The sets of a batch that are this process's."""
+        """The sets of a batch that this process trains on."""
         if self.world == 1:
             return batch
         if size % self.world:
             raise ConfigurationError(
                 f"a batch of {size} sets cannot be shared equally among {self.world} processes: choose a multiple of them"
             )
-        own = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
-        return {name: some_sets(value, own) for name, value in batch.items()}
+        part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
+        return {name: some_sets(value, part) for name, value in batch.items()}
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all processes are here."""
         if self.group is not None:
             dist.barrier()
 
     def leave(self) -> None:
-        """Part from the others in order: whoever goes first would take the meeting place away."""
+        """Leave the group together: the first process holds the store that the others need until then."""
         if self.group is not None and dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()

@@ -2,8 +2,12 @@
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
+
+from setstream._utils.optional import need
+from setstream.errors import ConfigurationError
 
 
 class Progress:
@@ -14,13 +18,12 @@ class Progress:
     """
 
     def __init__(self, steps: int, title: str, start: int = 0, shown: bool = True, every: int = 1000) -> None:
-        self.steps, self.title, self.start, self.every = steps, title, start, every
+        self.steps, self.title, self.start, self.shown, self.every = steps, title, start, shown, every
         self.began = time.monotonic()
         self.bar: Any = None
-        self.shown = shown
         if shown and sys.stderr.isatty():
-            self.bar = _rich_bar()
-            if self.bar is not None:
+            with suppress(ConfigurationError):  # without Rich, lines
+                self.bar = _rich_bar()
                 self.row = self.bar.add_task(title, total=steps, completed=start, loss="", rate="")
 
     def __enter__(self) -> Self:
@@ -37,9 +40,9 @@ class Progress:
         rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
         if self.bar is not None:
             self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:.1f} steps/s")
-        elif self.shown and (step % self.every == 0 or step == self.steps):
+        elif step % self.every == 0 or step == self.steps:
             left = (self.steps - step) / max(rate, 1e-9)
-            print(f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.0f} steps/s  {left:.0f} s left", flush=True)
+            self.say(f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.0f} steps/s  {left:.0f} s left")
 
     def say(self, text: str) -> None:
         """A line above the bar."""
@@ -50,16 +53,7 @@ class Progress:
 
 
 def _rich_bar() -> Any:
-    try:
-        from rich import progress
-    except ModuleNotFoundError:
-        return None
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[loss]}"),
-        progress.TextColumn("{task.fields[rate]}"),
-        progress.TimeRemainingColumn(),
-        progress.TimeElapsedColumn(),
-    )
+    rich = need("rich.progress", "cli", "a progress bar")
+    texts = (rich.TextColumn(f"{{task.fields[{name}]}}") for name in ("loss", "rate"))
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn(), *texts)
+    return rich.Progress(*columns, rich.TimeRemainingColumn(), rich.TimeElapsedColumn())

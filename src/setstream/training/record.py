@@ -5,35 +5,42 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
+from setstream import __version__
 from setstream._utils.atomic import write_atomically
+from setstream._utils.optional import need
+from setstream.errors import ConfigurationError
 
 
 class Metrics:
-    """Metrics by step, appended to a file; on resuming, what lies after the checkpoint is dropped, since it comes again."""
+    """Metrics by step, appended to metrics.jsonl; on resuming, lines after the checkpoint are dropped: they are written again.
 
-    def __init__(self, folder: Path, tensorboard: bool, from_step: int = 0) -> None:
-        self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            lines = [line for line in self.path.read_text().splitlines() if _step(line) <= from_step]
-            kept = [line for line in lines if json.loads(line)["kind"] != "final"]  # it has not ended, or we were not here
-            write_atomically(self.path, "".join(line + "\n" for line in kept))
-        self.file = self.path.open("a")
+    Only the first process writes: `active`.
+    """
+
+    def __init__(self, folder: Path, tensorboard: bool, from_step: int, active: bool) -> None:
+        self.active = active
         self.board: Any = None
+        if not active:
+            return
+        kept = [line for line in _lines(folder) if line["step"] <= from_step and line["kind"] != "final"]
+        write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        self.file = (folder / "metrics.jsonl").open("a")
         if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                pass  # an extra: the JSON lines have everything
-            else:
-                self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)
+            with suppress(ConfigurationError, ImportError):  # an extra: the JSON lines have everything
+                board = need("torch.utils.tensorboard", "cli", "TensorBoard")
+                self.board = board.SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """One line: the step, train or test, and the values."""
+        """One line: the step, the kind (train, test or final), and the values."""
+        if not self.active:
+            return
         self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
         self.file.flush()
         if self.board is not None:
@@ -42,33 +49,30 @@ class Metrics:
 
     def close(self) -> None:
         """Write out what is buffered."""
-        self.file.close()
+        if self.active:
+            self.file.close()
         if self.board is not None:
             self.board.close()
 
 
-def _step(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError):
-        return float("inf")  # cut off when the process was killed
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    """All lines that are whole: the last may have been cut off when the process was killed."""
+    path, lines = folder / "metrics.jsonl", []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and {"step", "kind"} <= line.keys():
+                lines.append(line)
+    return lines
 
 
 def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind (train or test), in order."""
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = [json.loads(line) for line in path.read_text().splitlines() if _step(line) < float("inf")]
-    return [line for line in lines if line["kind"] == kind]
+    """The lines of one kind (train, test or final), in order."""
+    return [line for line in _lines(folder) if line["kind"] == kind]
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, for whoever wants to repeat the run."""
-    import numpy
-
-    from setstream import __version__
-
+    """Versions and hardware, for repeating the run."""
     return {
         "setstream": __version__,
         "python": sys.version.split()[0],
@@ -86,8 +90,6 @@ def environment(device: torch.device) -> dict[str, Any]:
 def _commit() -> str | None:
     """The commit of the checkout that this package runs from, if it runs from one."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+    with suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
+    return None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from setstream._utils.import_path import find, named_by_file
 from setstream.errors import ConfigurationError
@@ -12,7 +13,7 @@ from setstream.training.checkpoint import weights_of
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
 
-#: Where each task lives; a module is imported when its task is asked for.
+#: Import paths of the tasks; a module is imported when its task is needed.
 TASKS = {
     "clustering": "setstream.tasks.clustering:Clustering",
     "completion": "setstream.tasks.completion:Completion",
@@ -34,10 +35,17 @@ def task_class(name: str) -> type[Task]:
         raise ConfigurationError(
             f"unknown task {name!r}: choose one of {', '.join(TASKS)}, or give your own as package.module:Class"
         )
-    found = find(place, "task")
-    if not (isinstance(found, type) and issubclass(found, Task)):
+    kind = find(place, "task")
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigurationError(f"{name!r} is not a subclass of setstream.training.Task")
-    return found
+    return kind
+
+
+def describe_task(name: str) -> dict[str, Any]:
+    """The summary of a task, and its models with the first lines of their docstrings."""
+    kind = task_class(name)
+    models = {model: (build.__doc__ or "").strip().partition("\n")[0] for model, build in kind.models.items()}
+    return {"summary": kind.summary, "models": models}
 
 
 def build_task(config: TrainConfig) -> Task:

@@ -1,4 +1,4 @@
-"""Ctrl-C that saves: a request to stop is noted, and met after the step."""
+"""Ctrl-C that saves: a request to stop is noted, and followed after the step."""
 
 import signal
 import threading
@@ -9,15 +9,15 @@ from types import FrameType
 
 @contextmanager
 def asked_to_stop(stop: threading.Event) -> Iterator[None]:
-    """While it is open, Ctrl-C and SIGTERM set `stop`; a second Ctrl-C interrupts at once. Other threads get no signals."""
+    """Within this context, Ctrl-C and SIGTERM set `stop`; a second Ctrl-C interrupts at once. Threads get no signals."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.set()
 
-    heard = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, ask) for number in heard}
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
-"""Training in stages: begin with the weights of an earlier run, and keep a part of the model as it is.
+"""Training in stages: start from the weights of an earlier run, and keep a part of the model fixed.
 
     stage one   head and pool on stored features             setstream train mil umbc+set-transformer -o task.data=features/ ...
     stage two   the backbone, through whole bags of images   ... -o init_from=runs/one -o 'freeze=["head", "encoder.pool"]'
 
-What is frozen gets no gradient and behaves as at test time: no dropout, slots at their means.
+Frozen parts get no gradient and behave as at test time: no dropout, slots at their means.
 """
 
 from pathlib import Path
@@ -20,14 +20,12 @@ def _under(name: str, prefixes: list[str]) -> bool:
 
 
 def freeze(model: nn.Module, prefixes: list[str]) -> None:
-    """No gradient for the parameters whose names begin so."""
+    """Switch off the gradient of parameters in these parts of the model."""
     names = [name for name, _ in model.named_parameters()]
     for prefix in prefixes:
         if not any(_under(name, [prefix]) for name in names):
             parts = sorted({".".join(name.split(".")[:2]) for name in names})
-            raise ConfigurationError(
-                f"freeze: no parameter is called {prefix!r} or begins so; the parts are {', '.join(parts)}"
-            )
+            raise ConfigurationError(f"freeze: no parameter is called {prefix!r} or begins so; there are {', '.join(parts)}")
     for name, parameter in model.named_parameters():
         if _under(name, prefixes):
             parameter.requires_grad_(False)
@@ -36,7 +34,7 @@ def freeze(model: nn.Module, prefixes: list[str]) -> None:
 
 
 def train_mode(model: nn.Module, prefixes: list[str]) -> None:
-    """Training mode, but for what is frozen."""
+    """Training mode, except for frozen parts."""
     model.train()
     for name, module in model.named_modules():
         if _under(name, prefixes):
@@ -46,12 +44,12 @@ def train_mode(model: nn.Module, prefixes: list[str]) -> None:
 def begin_with(model: nn.Module, place: str, frozen: list[str]) -> None:
     """Load the weights of an earlier stage. A model may have more than they hold (a backbone); frozen parts must be there."""
     path = weights_of(Path(place))
-    found: dict[str, Tensor] = load_file(path)
-    own = model.state_dict()
-    strangers = [name for name in found if name not in own or own[name].shape != found[name].shape]
-    if strangers:
-        raise ConfigurationError(f"the weights in {path} are of another model: it has no {strangers[:5]} of these shapes")
-    missing = [name for name, _ in model.named_parameters() if _under(name, frozen) and name not in found]
+    weights: dict[str, Tensor] = load_file(path)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    unknown = [name for name, tensor in weights.items() if shapes.get(name) != tensor.shape]
+    if unknown:
+        raise ConfigurationError(f"the weights in {path} are of another model: it has no {unknown[:5]} of these shapes")
+    missing = [name for name, _ in model.named_parameters() if _under(name, frozen) and name not in weights]
     if missing:
         raise ConfigurationError(f"{missing[:5]} should be frozen, and {path} does not hold them: they would stay random")
-    model.load_state_dict(found, strict=False)
+    model.load_state_dict(weights, strict=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -31,6 +32,7 @@ from setstream.sets.source import SetSource
 Batch = dict[str, Any]
 
 
+@dataclass(frozen=True)
 class Encode:
     """`ss.encode` with the gradient mode and sizes of a run: encode(encoder, sets) gives z.
 
@@ -40,26 +42,21 @@ class Encode:
     torch.Size([2, 5, 3])
     """
 
-    def __init__(
-        self,
-        gradient: str = "full",
-        chunk_size: int = 256,
-        grad_chunks: int = 1,
-        group: ProcessGroup | None = None,
-        features: str = "cache",
-        chunks: str | None = None,
-    ) -> None:
-        self.gradient, self.chunk_size, self.grad_chunks, self.group = gradient, chunk_size, grad_chunks, group
-        self.features, self.chunks = features, chunks
+    gradient: str = "full"
+    chunk_size: int = 256
+    grad_chunks: int = 1
+    group: ProcessGroup | None = None
+    features: str = "cache"
+    chunks: str | None = None
 
     def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
         """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
-        mine: Any = sets
+        part: Any = sets
         if self.group is not None:
-            mine, mask = scatter_sets(sets, mask, self.group), None
+            part, mask = scatter_sets(sets, mask, self.group), None
         return encode(
             encoder,
-            mine,
+            part,
             mask,
             chunk_size=self.chunk_size,
             gradient=self.gradient,
@@ -105,7 +102,7 @@ class Task(ABC):
         except TypeError as error:
             raise ConfigurationError(f"the model {model} does not take these options ({options}): {error}") from error
         place = place_of(builder, model)
-        with suppress(ConfigurationError):  # options that no file could hold: such a model is saved by who builds it
+        with suppress(ConfigurationError):  # options that no file could hold: such a model is saved with a builder
             return built if place is None else built.remember(place, options)
         return built
 

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from setstream.models.model import SetModel
 from setstream.models.weights import load_weights, save_weights
 from setstream.training.allocator import keep_freed_memory
 from setstream.training.checkpoint import Checkpoints
-from setstream.training.config import FREE, TrainConfig, read_options
+from setstream.training.config import TrainConfig, read_options
 from setstream.training.optimizer import make_optimizer
 from setstream.training.processes import Processes, choose_device, local_rank
 from setstream.training.progress import Progress
@@ -41,6 +41,8 @@ from setstream.training.seeds import batch_generator, seed_step
 from setstream.training.signals import asked_to_stop
 from setstream.training.stages import begin_with, freeze, train_mode
 from setstream.training.task import Batch, Encode, Task
+
+BEST = "best.safetensors"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Step(nn.Module):
 
 
 class Trainer:
-    """Trains one model of a task in a folder, and goes on where an earlier run in that folder stopped.
+    """Trains one model of a task in a folder, or resumes the run that the folder holds.
 
     >>> import tempfile
     >>> from setstream.tasks.clustering import Clustering
@@ -97,91 +99,25 @@ class Trainer:
         self.best: float | None = None  # the largest value of the metric that selects
         self._stop = threading.Event()
 
-    # -- the run ------------------------------------------------------------------------------------------------------
-
     def run(self, *, resume: bool = True) -> Result:
         """Train to the end, or until interrupted (Ctrl-C or SIGTERM save and stop)."""
-        # Two processes that train in one folder would spoil each other's checkpoints.
+        # Two processes that train in one folder would overwrite each other's checkpoints.
         with locked(self.folder, "training") if self.processes.first else nullcontext():
             finished = self._open(resume)
-            return self._run() if finished is None else finished
-
-    def _run(self) -> Result:
-        config, own = self.config, self.processes
-        group = own.group if config.parallel == "set" else None
-        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features, config.chunks)
-        module: nn.Module = _Step(self.task, self.model, encode)
-        if own.world > 1 and config.parallel == "data":
-            module = DistributedDataParallel(module)
-        metrics = Metrics(self.folder, config.tensorboard, self.step) if own.first else None
-        title = f"{config.task}/{config.model}"
-        began, first = time.monotonic(), self.step
-        train_mode(self.model, config.freeze)
-        with Progress(config.steps, title, self.step, self.shown and own.first) as progress, asked_to_stop(self._stop):
-            while self.step < config.steps and not own.any(self._stop.is_set()):
-                self.losses.append(self._train_step(module))
-                self.step += 1
-                if self.step % config.log_every == 0 or self.step == config.steps:
-                    mean = sum(self.losses) / len(self.losses)
-                    self.losses.clear()
-                    if metrics is not None:
-                        metrics.write(self.step, "train", {"loss": mean, "lr": config.rate(self.step - 1)})
-                    progress.update(self.step, mean)
-                ended = self.step == config.steps
-                if (self.step % config.evaluate_every == 0 and not ended) or (config.select and ended):
-                    found = self._evaluate(quick=True)
-                    self._select(found)
-                    if metrics is not None:
-                        metrics.write(self.step, "test", found)
-                        progress.say(f"{title}  step {self.step}  {_text(found)}")
-                # Last: whoever goes on from here finds everything of this step written.
-                if self.step % config.checkpoint_every == 0 or self.step == config.steps:
-                    self._save()
-            done = self.step >= config.steps
-            seconds = time.monotonic() - began
-            if not done:
-                self._save()
-                progress.say(f"{title}  stopped at step {self.step}; run it again to go on")
-                if metrics is not None:
-                    metrics.close()
-                return Result(self.step, False, {}, self.folder)
-            if self.best is not None:  # on the process that evaluates
-                load_weights(self.model, self._best_weights)
-            final = self._evaluate(quick=False)
-            if metrics is not None:
-                metrics.write(self.step, "final", final)
-                metrics.close()
-                save_weights(self.model, self.folder / "model.safetensors")
-                result = {"step": self.step, "metrics": final, "seconds": seconds, "steps_timed": self.step - first}
-                write_atomically(self.folder / "result.json", json.dumps(result, indent=2))
-                progress.say(f"{title}  done  {_text(final)}")
-        return Result(self.step, True, final, self.folder)
-
-    def _check_chunks(self) -> None:
-        """A model that is not consistent is trained on whole sets, unless the mean over chunks was asked for."""
-        config, pool = self.config, self.model.encoder.pool
-        cut = config.gradient not in ("full", "subset") or (config.parallel == "set" and self.processes.world > 1)
-        if cut and pool.refuse_chunks(config.chunks):
-            raise ConsistencyError(
-                f"{config.model} is not mini-batch consistent: with gradient = {config.gradient} and parallel = "
-                f"{config.parallel} it would be trained on pieces of its sets, as another model. Train it with --gradient full "
-                "on whole sets (subset: on a part of them), or, if you want the mean over chunks, with -o chunks=average"
-            )
+            return self._train() if finished is None else finished
 
     def _open(self, resume: bool) -> Result | None:
-        """Make the run folder, or go on in it; a run that is finished already is given back as it was."""
-        options = json.dumps(self.config.to_dict(), indent=2)
-        written = self.folder / "config.json"
-        if written.exists():
+        """Make the run folder, or resume the run in it; the result of a run that is finished already."""
+        options = self.folder / "config.json"
+        if options.exists():
             if not resume:
                 raise ConfigurationError(f"{self.folder} already holds a run: resume it, or choose another folder")
-            self._must_match(read_options(written))
-            result = self.folder / "result.json"
-            if result.exists():
-                found = read_options(result)
+            self._check_same_run(read_options(options))
+            if (self.folder / "result.json").exists():
+                result = read_options(self.folder / "result.json")
                 load_weights(self.model, self.folder / "model.safetensors")
-                self.step = found["step"]
-                return Result(self.step, True, found["metrics"], self.folder)
+                self.step = result["step"]
+                return Result(self.step, True, result["metrics"], self.folder)
         damaged = self.checkpoints.damaged()
         if damaged and len(damaged) == len(self.checkpoints.steps()):
             raise ConfigurationError(
@@ -191,11 +127,11 @@ class Trainer:
         self.processes.wait()
         if self.processes.first:
             for step, problem in damaged.items():
-                place = self.checkpoints.set_aside(step)
-                warnings.warn(f"the checkpoint of step {step} is damaged, and kept as {place}: {problem}", stacklevel=2)
-            (self.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+                kept = self.checkpoints.keep_damaged(step)
+                warnings.warn(f"the checkpoint of step {step} is damaged, and kept as {kept}: {problem}", stacklevel=2)
+            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints.clean()
-            write_atomically(written, options)
+            write_atomically(options, json.dumps(self.config.to_dict(), indent=2))
             write_atomically(self.folder / "environment.json", json.dumps(environment(self.device), indent=2))
         self.processes.wait()
         steps = self.checkpoints.steps()
@@ -208,28 +144,86 @@ class Trainer:
         self.processes.wait()
         return None
 
-    def _must_match(self, before: dict[str, Any]) -> None:
-        """A resumed run must be the same run; how often it logs, where and on how many threads does not matter."""
-        now = self.config.to_dict()
-        differing = [n for n in now if n not in FREE and json.loads(json.dumps(now[n])) != before.get(n, now[n])]
-        if differing:
-            changes = ", ".join(f"{name}: {before.get(name)!r} before, {now[name]!r} now" for name in differing)
+    def _check_same_run(self, earlier: dict[str, Any]) -> None:
+        changed = self.config.changed_since(earlier)
+        if changed:
+            changes = ", ".join(f"{name}: {earlier[name]!r} before, {getattr(self.config, name)!r} now" for name in changed)
             raise ConfigurationError(f"{self.folder} holds a run with other options ({changes}): choose another folder")
 
+    def _check_chunks(self) -> None:
+        """A model that is not consistent is trained on whole sets, unless the mean over chunks was asked for."""
+        config, pool = self.config, self.model.encoder.pool
+        cut = config.gradient not in ("full", "subset") or (config.parallel == "set" and self.processes.world > 1)
+        if cut and pool.refuse_chunks(config.chunks):
+            raise ConsistencyError(
+                f"{config.model} is not mini-batch consistent: with gradient = {config.gradient} and parallel = "
+                f"{config.parallel} it would be trained on pieces of its sets, as another model. Train it with --gradient full "
+                "on whole sets (subset: on a part of them), or, if you want the mean over chunks, with -o chunks=average"
+            )
+
+    def _train(self) -> Result:
+        config, first_step, began = self.config, self.step, time.monotonic()
+        title = f"{config.task}/{config.model}"
+        module = self._step_module()
+        metrics = Metrics(self.folder, config.tensorboard, self.step, self.processes.first)
+        shown = self.shown and self.processes.first
+        train_mode(self.model, config.freeze)
+        with Progress(config.steps, title, self.step, shown) as progress, asked_to_stop(self._stop):
+            while self.step < config.steps and not self.processes.any(self._stop.is_set()):
+                self.losses.append(self._train_step(module))
+                self.step += 1
+                ended = self.step == config.steps
+                if ended or self.step % config.log_every == 0:
+                    loss = sum(self.losses) / len(self.losses)
+                    self.losses.clear()
+                    metrics.write(self.step, "train", {"loss": loss, "lr": config.rate(self.step - 1)})
+                    progress.update(self.step, loss)
+                if config.select if ended else self.step % config.evaluate_every == 0:
+                    scores = self._evaluate(quick=True)
+                    self._select(scores)
+                    metrics.write(self.step, "test", scores)
+                    progress.say(f"{title}  step {self.step}  {_text(scores)}")
+                # Last: a run that is resumed from here finds everything of this step written.
+                if ended or self.step % config.checkpoint_every == 0:
+                    self._save()
+            seconds = time.monotonic() - began
+            if self.step < config.steps:
+                self._save()
+                progress.say(f"{title}  stopped at step {self.step}; run it again to resume")
+                metrics.close()
+                return Result(self.step, False, {}, self.folder)
+            if self.best is not None:  # on the process that evaluates
+                load_weights(self.model, self.folder / BEST)
+            final = self._evaluate(quick=False)
+            metrics.write(self.step, "final", final)
+            metrics.close()
+            if self.processes.first:
+                save_weights(self.model, self.folder / "model.safetensors")
+                result = {"step": self.step, "metrics": final, "seconds": seconds, "steps_timed": self.step - first_step}
+                write_atomically(self.folder / "result.json", json.dumps(result, indent=2))
+            progress.say(f"{title}  done  {_text(final)}")
+        return Result(self.step, True, final, self.folder)
+
+    def _step_module(self) -> nn.Module:
+        config, processes = self.config, self.processes
+        group = processes.group if config.parallel == "set" else None
+        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features, config.chunks)
+        module = _Step(self.task, self.model, encode)
+        return DistributedDataParallel(module) if processes.world > 1 and config.parallel == "data" else module
+
     def _train_step(self, module: nn.Module) -> float:
-        config, own = self.config, self.processes
+        config, processes = self.config, self.processes
         batch = self.task.batch(self.step, config.batch, batch_generator(config.seed, self.step))
         if config.parallel == "data":
-            batch = own.share(batch, config.batch)
-        batch = {name: _to(value, self.device) for name, value in batch.items()}
-        # With every set over all processes, all must draw the same; otherwise each has sets, and draws, of its own.
-        seed_step(config.seed, self.step, own.rank if config.parallel == "data" else 0, self.device)
+            batch = processes.share(batch, config.batch)
+        # With every set over all processes, all must draw the same numbers; otherwise each has sets and draws of its own.
+        seed_step(config.seed, self.step, processes.rank if config.parallel == "data" else 0, self.device)
         for group in self.optimizer.param_groups:
             group["lr"] = config.rate(self.step)
         self.optimizer.zero_grad()
         try:
-            with self._autocast():
-                loss = module(batch)
+            with nullcontext() if config.amp == "none" else torch.autocast(self.device.type, dtype=torch.bfloat16):
+                loss = module(_to(batch, self.device))
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise NonFiniteError(f"the loss is {value}.")
@@ -238,58 +232,45 @@ class Trainer:
             if not math.isfinite(float(norm)):
                 raise NonFiniteError(f"the loss is {value}, and its gradient is not finite.")
         except NonFiniteError as error:
-            place = self._save_failed()
+            failed = Checkpoints(self.folder / "failed")
+            if processes.first:
+                failed.save(self.step, self.model, self.optimizer, {"seed": config.seed})
             raise NonFiniteError(
-                f"at step {self.step}: {error} The state before this step is in {place}; try a smaller learning rate, "
-                "clipping (clip), or a warm-up."
+                f"at step {self.step}: {error} The state before this step is in {failed.place(self.step)}; try a smaller "
+                "learning rate, clipping (clip), or a warm-up."
             ) from error
         if config.clip is not None:
             nn.utils.clip_grads_with_norm_(self.model.parameters(), config.clip, norm)
         self.optimizer.step()
         return value
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
     def _evaluate(self, quick: bool) -> dict[str, float]:
         """Test metrics, on the first process; the others wait."""
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         if self.processes.first:
             self.model.eval()
             with torch.no_grad():
-                found = self.task.evaluate(self.model, quick=quick)
+                scores = self.task.evaluate(self.model, quick=quick)
             train_mode(self.model, self.config.freeze)
         self.processes.wait()
-        return found
+        return scores
 
-    @property
-    def _best_weights(self) -> Path:
-        return self.folder / "best.safetensors"
-
-    def _select(self, found: dict[str, float]) -> None:
+    def _select(self, scores: dict[str, float]) -> None:
         """Keep the weights if they are the best so far."""
         name = self.config.select
         if name is None or not self.processes.first:
             return
-        if name not in found:
-            raise ConfigurationError(f"select: the evaluation has no {name!r}; it has {', '.join(found)}")
-        if self.best is None or found[name] > self.best:
-            self.best = found[name]
-            save_weights(self.model, self._best_weights)
+        if name not in scores:
+            raise ConfigurationError(f"select: the evaluation has no {name!r}; it has {', '.join(scores)}")
+        if self.best is None or scores[name] > self.best:
+            self.best = scores[name]
+            save_weights(self.model, self.folder / BEST)
 
     def _save(self) -> None:
         if self.processes.first:
             progress = {"seed": self.config.seed, "losses": self.losses, "best": self.best}
             self.checkpoints.save(self.step, self.model, self.optimizer, progress)
         self.processes.wait()
-
-    def _save_failed(self) -> Path:
-        failed = Checkpoints(self.folder / "failed")
-        if not self.processes.first:
-            return failed.folder
-        return failed.save(self.step, self.model, self.optimizer, {"seed": self.config.seed})
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self.config.amp == "none" else torch.autocast(self.device.type, dtype=torch.bfloat16)
 
 
 def _to(value: Any, device: torch.device) -> Any:

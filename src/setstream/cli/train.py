@@ -1,0 +1,71 @@
+"""`setstream train`, `setstream evaluate` and `setstream crossval`."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.progress import Progress
+from rich.table import Table
+
+from setstream.cli.command import console
+from setstream.cli.options import assignments, build_config, merge
+from setstream.errors import ConfigurationError
+from setstream.training import Trainer
+from setstream.training.crossval import cross_validate, summarise
+from setstream.training.processes import choose_device
+from setstream.training.registry import SavedRun, build_task, read_run
+
+INTERRUPTED = 130
+
+
+def run_train(out: Path | None, config: Path | None, option: list[str] | None, resume: bool, **flags: Any) -> None:
+    """Train or resume; `flags` are options of `TrainConfig`, None where not given."""
+    options = build_config(config, flags, option or [])
+    name = f"{options.task}-{options.model}-{options.seed}".replace("/", "-").replace(":", "-")
+    trainer = Trainer(build_task(options), options, out or Path("runs") / name)
+    result = trainer.run(resume=resume)
+    trainer.processes.leave()
+    console.print(f"run folder: {result.folder}", highlight=False)
+    if not result.done:
+        raise typer.Exit(INTERRUPTED)
+
+
+def run_evaluate(folder: Path, option: list[str] | None, device: str, as_json: bool, trust: list[str] | None) -> None:
+    """Evaluate the model of a run, perhaps on other data of the same task."""
+    config = read_run(folder)
+    changes = assignments(option or [])
+    if set(changes) - {"task_options"}:
+        raise ConfigurationError(f"evaluate changes options of the task only (task.NAME=VALUE); got {sorted(changes)}")
+    config = dataclasses.replace(config, task_options=merge(config.task_options, changes.get("task_options", {})))
+    run = SavedRun(folder, config, trust or [])
+    task = run.task()
+    model = run.model(task).to(choose_device(device))
+    with torch.no_grad():
+        metrics = task.evaluate(model)
+    if as_json:
+        print(json.dumps(metrics))
+        return
+    rows = Table("metric", "value", box=None)
+    for name, value in metrics.items():
+        rows.add_row(name, f"{value:.5f}")
+    console.print(rows)
+
+
+def run_crossval(
+    task: str, model: str, out: Path, config: Path | None, folds: int, repeats: int, option: list[str] | None
+) -> None:
+    """Train and test every fold of every repeat, then print means and intervals."""
+    options = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
+    with Progress(console=console) as bar:
+        row = bar.add_task(f"{task}/{model}", total=folds * repeats)
+        scores = cross_validate(
+            options, build_task, out, folds=folds, repeats=repeats, progress=lambda done: bar.update(row, completed=done)
+        )
+    rows = Table("metric", "mean", "± over repeats", "95 % interval", box=None)
+    for name, score in summarise(scores, repeats).items():
+        interval = f"{score['low']:.4f} .. {score['high']:.4f}"
+        rows.add_row(name, f"{score['mean']:.4f}", f"{score['over_repeats']:.4f}", interval)
+    console.print(rows)
