@@ -69,7 +69,7 @@ def test_links_lead_somewhere(page):
 
 def test_contributing_names_files_that_exist():
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = [path for path in re.findall(r"`([\w/.-]+/[\w.-]*)`", text)]
+    named = re.findall(r"`([\w/.-]+/[\w.-]*)`", text)
     missing = [path for path in named if not any((base / path).exists() for base in (ROOT, ROOT / "src/setstream"))]
     assert not missing
 
