@@ -1,4 +1,4 @@
-"""Every Python block of the README and the docs runs, and every bash block, in order, one namespace a page."""
+"""The README and the docs: code blocks run (in order, one namespace per page), links and navigation work, the site builds."""
 
 import ast
 import importlib
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SLOW = {"docs/slides.md"}
 
@@ -67,57 +67,37 @@ def test_links_lead_somewhere(page):
         )
 
 
+def test_contributing_names_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w/.-]+/[\w.-]*)`", text)
+    missing = [path for path in named if not any((base / path).exists() for base in (ROOT, ROOT / "src/setstream"))]
+    assert not missing
+
+
 def test_every_page_is_in_the_navigation():
     listed = set()
     for page in (ROOT / "docs").rglob("*.md"):
         for content in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
             for entry in (line for line in content.splitlines() if line and not line.startswith(":")):
-                listed |= {found.resolve() for found in page.parent.glob(f"{entry}.md")}
+                listed |= {path.resolve() for path in page.parent.glob(f"{entry}.md")}
     assert {page for page in (ROOT / "docs").rglob("*.md") if page not in listed} == {ROOT / "docs/index.md"}
 
 
 PUBLIC = ["", "data", "data/slides", "integrations/sklearn", "nn", "serve", "testing", "training"]
 
 
-@pytest.mark.parametrize("room", PUBLIC)
-def test_every_public_name_is_in_the_reference(room):
-    folder = ROOT / "src/setstream" / room
-    tree = ast.parse((folder / "__init__.py").read_text())
+@pytest.mark.parametrize("folder", PUBLIC)
+def test_every_public_name_is_in_the_reference(folder):
+    path = ROOT / "src/setstream" / folder / "__init__.py"
+    tree = ast.parse(path.read_text())
     exported = next(node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__")
     pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
     documented = set(re.findall(r"auto(?:class|function):: (\S+)", pages))
-    documented |= {"setstream.training.Batch", "setstream.training.Encode"}  # types, said in a sentence
-    prefix = ".".join(["setstream", *Path(room).parts])
+    documented |= {"setstream.training.Batch", "setstream.training.Encode"}  # types, named in a sentence
+    prefix = ".".join(["setstream", *Path(folder).parts])
     package = importlib.import_module(prefix)
     names = {name for name in ast.literal_eval(exported) if not inspect.ismodule(getattr(package, name))}
     assert {f"{prefix}.{name}" for name in names} <= documented
-
-
-class TestPlainDocstrings:
-    """docs/_ext: docstrings as they stand become reStructuredText."""
-
-    @pytest.fixture
-    def rest(self, monkeypatch):
-        monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
-        return importlib.import_module("plain_docstrings").rest
-
-    def test_options_become_a_definition_list(self, rest):
-        found = rest(["first:   of two,", "         over two lines.", "second, third: `x + 1`"])
-        assert found == ["``first``", "   of two,", "   over two lines.", "``second``, ``third``", "   ``x + 1``"]
-
-    def test_what_is_set_by_hand_stays_as_it_is(self, rest):
-        assert rest(["    z = A*x |y|"]) == ["::", "", "       z = A*x |y|"]
-        assert rest(["full      ordinary", "exact     the same*"]) == [
-            "::",
-            "",
-            "   full      ordinary",
-            "   exact     the same*",
-        ]
-        assert rest([">>> 2 * 3", "6"]) == [">>> 2 * 3", "6"]
-
-    def test_prose_has_references_and_no_other_marks(self, rest):
-        assert rest(["`ss.State`s of *args, `a b`"]) == [":py:obj:`ss.State <setstream.State>`\\ s of \\*args, ``a b``"]
-        assert rest(["UMBC: slots attend"]) == ["UMBC: slots attend"]
 
 
 @pytest.mark.slow
