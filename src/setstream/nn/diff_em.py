@@ -70,9 +70,8 @@ class DiffEM(nn.Module):
         self.raw_variances = nn.Parameter(torch.full((heads, components, dim), math.log(math.e - 1)))  # softplus gives 1
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The fitted mixtures as one vector per set."""
         x = check_set(x, self.dim, mask, self)
-        with torch.autocast(x.device.type, enabled=False):  # differences of squares want all their digits
+        with torch.autocast(x.device.type, enabled=False):  # differences of squares need all their digits
             weights, means, variances, likelihood = self.fit(x.to(torch.promote_types(x.dtype, torch.float32)), mask)
         weights, means, variances = (t.to(x.dtype) for t in (weights, means, variances))
         if self.output == "all":

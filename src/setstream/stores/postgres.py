@@ -15,7 +15,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from setstream.errors import ConfigurationError, StoreError
+from setstream._utils.optional import need
+from setstream.errors import StoreError
 from setstream.stores.backend import Row, Rows, Work
 
 # Connections of one process: some threads that read, one or two that write.
@@ -40,13 +41,8 @@ class PostgresRows(Rows):
 
     def __init__(self, url: str, wait: float) -> None:
         super().__init__(re.sub(r"//[^@/]*@", "//", url).split("?")[0])  # without the password
-        try:
-            import psycopg
-            import psycopg_pool
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"PostgreSQL needs {error.name}: pip install 'setstream[postgres]'") from error
         self.url, self.wait = url, wait
-        self._psycopg, self._pools = psycopg, psycopg_pool
+        self._psycopg, self._pools = (need(name, "postgres", "PostgreSQL") for name in ("psycopg", "psycopg_pool"))
         self._lock = threading.RLock()
         self._pool: Any = None
 

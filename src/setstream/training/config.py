@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
 from setstream.pools.base import AVERAGE
@@ -172,10 +173,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("YAML files need PyYAML: pip install 'setstream[cli]', or use TOML") from error
+    yaml = need("yaml", "cli", "YAML files")
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
