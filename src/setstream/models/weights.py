@@ -28,12 +28,9 @@ MOST_UNSAVED = 10**7
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the weights, at once; tensors that share memory are stored once for each name.
+    """Write the weights, at once, floating-point ones in `dtype` (None: as they are).
 
-    Args:
-        model: Whose weights.
-        path: Where to.
-        dtype: Of floating-point weights in the file; None: as they are.
+    Tensors that share memory are stored once for each name.
     """
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     if dtype is not None:

@@ -32,11 +32,13 @@ Loss = Callable[[SetModel, "SetsEncode", Sources, Tensor], Tensor]
 TOLERANCE = 1e-4
 
 
+@dataclass(frozen=True)
 class SetsEncode:
     """z of a batch of sources: together where they are small, chunk by chunk where not."""
 
-    def __init__(self, gradient: str, chunk_size: int, grad_chunks: int) -> None:
-        self.gradient, self.chunk_size, self.grad_chunks = gradient, chunk_size, grad_chunks
+    gradient: str
+    chunk_size: int
+    grad_chunks: int
 
     def __call__(self, model: SetModel, sets: Sources) -> Any:
         """What the pool gives for the sets."""
