@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream.errors import ConfigurationError, SetstreamError
@@ -82,8 +83,8 @@ def load_model(build: Callable[[], Module], options: dict[str, Any], path: Path,
         if value > max(widest, LARGEST_OPTION):
             raise _unfit(path, f"{name} = {value} asks for a larger model, the widest tensor has {widest} rows or columns")
     described = None
-    with suppress(Exception) if trusted else building(options), torch.device("meta"), _at_most(10 * len(shapes) + 1000, path):
-        described = build()
+    with suppress(Exception) if trusted else building(options), _at_most(10 * len(shapes) + 1000, path):
+        described = on_meta(build)
     if described is not None:
         check_shapes(described, shapes, path)
     with building(options):
@@ -101,6 +102,25 @@ def building(options: dict[str, Any]) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigurationError(f"a model cannot be built with these options ({options}): {error}") from error
+
+
+class _NotRandom(TorchFunctionMode):
+    """Leave out normal numbers: on the meta device they are none, and the first of them imports sympy, which takes a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.normal_:
+            return args[0]
+        if func is torch.randn:
+            func = torch.empty
+            kwargs.pop("generator", None)
+        return func(*args, **kwargs)
+
+
+def on_meta(build: Callable[[], Module]) -> Module:
+    """What `build` gives, with shapes and without memory."""
+    with torch.device("meta"), _NotRandom():
+        return build()
 
 
 def check_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
