@@ -83,7 +83,8 @@ class SetClassifier(ClassifierMixin, SetEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each set."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
     def _answers(self) -> dict[str, Any]:
         named = [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]
