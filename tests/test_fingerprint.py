@@ -182,7 +182,7 @@ def test_things_that_hold_themselves():
     again["self"] = again
     assert fingerprint(value=value) == fingerprint(value=again)
     own = encoder(Phi(value=value))
-    assert own._current_origin().current(look=True)
+    assert own.origin.current(look=True)
 
 
 @pytest.mark.parametrize("name", ["value", "_value"])
@@ -201,7 +201,7 @@ def test_things_that_hold_themselves():
 def test_a_change_after_a_state_was_made_is_noticed(change, name):
     own = encoder(Phi(**{name: [[1.0], torch.ones(3), np.ones(3), {"a": 1}, Settings()]}))
     state = own.update(None, torch.ones(1, 3, 2))
-    assert own._current_origin() is state.origin
+    assert own.origin is state.origin
     change(own.phi, name)
     with pytest.raises(MismatchError, match=r"changed after this state was made \(phi\.(_?value|new)\)"):
         state.to_bytes()

@@ -33,7 +33,7 @@ class Runner:
     """A stream without PyTorch: numpy and onnxruntime."""
 
     def __init__(self, folder):
-        self.graphs = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in onnx.GRAPHS}
+        self.graphs = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in ("update", "merge", "predict")}
         self.nothing = dict(np.load(folder / "empty.npz"))
 
     def empty(self, batch):

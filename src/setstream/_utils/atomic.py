@@ -85,12 +85,12 @@ def _remove_left_over(folder: Path) -> None:
         return
     _tidy.add(folder.resolve())
     for entry in os.scandir(folder):
-        found = HIDDEN.fullmatch(entry.name)
+        hidden = HIDDEN.fullmatch(entry.name)
         if any(entry.name.startswith(name) for name in _writing.copy()):  # of another thread
             continue
         with suppress(OSError):  # another process may remove it, too
-            if found is not None and (
-                (found["machine"] == _machine() and not _lives(int(found["process"])))
+            if hidden is not None and (
+                (hidden["machine"] == _machine() and not _lives(int(hidden["process"])))
                 or time.time() - entry.stat().st_mtime > FORGOTTEN
             ):
                 _remove(Path(entry.path))

@@ -88,9 +88,9 @@ def find(place: str, what: str) -> Any:
 def _imported(place: str) -> Any:
     parts = PLACE.fullmatch(place)
     if parts is None:
-        raise ValueError("a place is package.module:name")
-    found = getattr(import_module(parts["module"]), parts["name"])
-    return found if parts["key"] is None else found[parts["key"]]
+        raise ValueError("an import path is package.module:name")
+    thing = getattr(import_module(parts["module"]), parts["name"])
+    return thing if parts["key"] is None else thing[parts["key"]]
 
 
 def place_of(thing: Callable[..., Any], key: str | None = None) -> str | None:

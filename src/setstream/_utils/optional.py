@@ -1,4 +1,4 @@
-"""Libraries that come with an extra of setstream: imported when they are needed, and missed by name."""
+"""Libraries that come with an extra of setstream: imported when they are needed; the error names the extra."""
 
 from importlib import import_module
 from typing import Any
@@ -7,7 +7,16 @@ from setstream.errors import ConfigurationError
 
 
 def need(module: str, extra: str = "data", what: str = "these files") -> Any:
-    """Import a library that an extra brings, or name the extra; the error says that it is needed for `what`."""
+    """Import a library that comes with an extra.
+
+    Args:
+        module: The module to import.
+        extra: The extra of setstream that installs it.
+        what: What it is needed for.
+
+    Raises:
+        ConfigurationError: If it is not installed; the error names the extra.
+    """
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

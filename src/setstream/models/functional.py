@@ -27,17 +27,21 @@ COUNT = "count"
 
 
 def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | None = None) -> Tensors:
-    """The tensors of `batch` sets without elements. `elements` (M, ...) shows what an element looks like; one will do.
+    """The tensors of `batch` sets without elements.
 
-    chunks: "average" accepts a pool that is not consistent, whose chunks are averaged; otherwise it is a ConsistencyError.
+    Args:
+        encoder: The encoder of the sets.
+        batch: How many sets.
+        elements: (M, ...), an example of elements; one is enough.
+        chunks: "average" accepts a pool that is not consistent, whose chunks are averaged; otherwise a ConsistencyError.
 
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=4)).eval()
-    >>> list(empty(encoder, 3, torch.zeros(1, 2)))
-    ['pooled.numerator', 'pooled.normaliser', 'pooled.shift', 'pooled.error', 'count']
+    Example:
+        >>> import torch, setstream as ss
+        >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 8), ss.UMBC(8, num_slots=4)).eval()
+        >>> list(empty(encoder, 3, torch.zeros(1, 2)))
+        ['pooled.numerator', 'pooled.normaliser', 'pooled.shift', 'pooled.error', 'count']
     """
-    if encoder.pool.refuse_chunks(chunks):
-        raise encoder.pool.inconsistent()
+    _check_consistent(encoder, chunks)
     with torch.no_grad():
         features = encoder.phi(encoder.cast(elements[:1]))
         nothing = encoder.pool.empty(batch, features.device)
@@ -67,8 +71,7 @@ def update(
     >>> torch.allclose(finalize(encoder, tensors), encoder(x), atol=1e-5)
     True
     """
-    if encoder.pool.refuse_chunks(chunks):
-        raise encoder.pool.inconsistent()
+    _check_consistent(encoder, chunks)
     state = _state(encoder, tensors)
     batch, size = chunk.shape[:2]
     features = encoder.phi(encoder.cast(chunk.flatten(0, 1))).unflatten(0, (batch, size))
@@ -81,8 +84,7 @@ def update(
 
 def merge(encoder: SetEncoder, a: Tensors, b: Tensors, *, chunks: str | None = None) -> Tensors:
     """The tensors of both together. What a training pass has drawn must be the same in both: nothing here compares it."""
-    if encoder.pool.refuse_chunks(chunks):
-        raise encoder.pool.inconsistent()
+    _check_consistent(encoder, chunks)
     other = _state(encoder, b)
     return _merged(_state(encoder, a), other.accumulators, other.count)
 
@@ -103,27 +105,25 @@ def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
     """The state of the encoder that these tensors are: to save, to merge with others, to stream on."""
     if COUNT not in tensors:
         raise ShapeError(f"the tensors of a state have a {COUNT!r}; these are {', '.join(tensors) or 'none'}")
-    origin = encoder.empty(1).origin
-    assert origin is not None
-    state = State(_state(encoder, tensors).accumulators, tensors[COUNT], Origin(None, origin.fingerprint))
+    state = State(_state(encoder, tensors).accumulators, tensors[COUNT], Origin(None, encoder.origin.fingerprint))
     encoder.check_state(state)
     return state.checked()
 
 
+def _check_consistent(encoder: SetEncoder, chunks: str | None) -> None:
+    if encoder.pool.refuse_chunks(chunks):
+        raise encoder.pool.inconsistent()
+
+
 def _state(encoder: SetEncoder, tensors: Tensors) -> State:
-    """The tensors as parts, which know their laws."""
-    kinds = _kinds(encoder)
+    """The tensors as accumulators: those that elements fill, and `Shared` ones for what was drawn."""
+    kinds = {name: type(part) for name, part in encoder.pool.empty_accumulators(1, torch.device("cpu")).items()}
     parts: dict[str, dict[str, Tensor]] = {}
-    for place, tensor in tensors.items():
-        name, _, key = place.rpartition(".")
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.rpartition(".")
         if name:
             parts.setdefault(name, {})[key] = tensor
-    return State({name: kinds.get(name, Shared)(**own) for name, own in parts.items()}, tensors[COUNT])
-
-
-def _kinds(encoder: SetEncoder) -> dict[str, type[Accumulator]]:
-    """The law of each part that elements fill; what else a state holds was drawn."""
-    return {name: type(part) for name, part in encoder.pool.empty_accumulators(1, torch.device("cpu")).items()}
+    return State({name: kinds.get(name, Shared)(**members) for name, members in parts.items()}, tensors[COUNT])
 
 
 def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tensors:
@@ -131,5 +131,5 @@ def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tenso
         name: part.merge(parts[name]) if name in parts and not isinstance(part, Shared) else part
         for name, part in state.accumulators.items()
     }
-    found = to_tensors(State(merged, state.count + count))
-    return {name: found[name] for name in to_tensors(state)}  # in the order that came
+    tensors = to_tensors(State(merged, state.count + count))
+    return {name: tensors[name] for name in to_tensors(state)}  # in the order that came

@@ -3,17 +3,17 @@
     folder/config.json          how the model is built: {"builder": "package.module:name", "options": {...}, ...}
            model.safetensors    its weights
 
-A model is described by who builds it and with what options, never by pickled code. Ours are entries of a `MODELS` mapping, like
-`setstream.tasks.mil.models:MODELS[ab-mil]`; models from `task.build` and `from_pretrained` know theirs. Any function of yours
-will do as a builder if it lies in a module. On the way back it is called only if you name it again, and so is a backbone of
-yours that the options name: a config.json from elsewhere must not choose what code is run (`setstream._utils.import_path`).
+A model is described by the function that builds it and its options, never by pickled code. Our builders are entries of a
+`MODELS` mapping, like `setstream.tasks.mil.models:MODELS[ab-mil]`; models from `task.build` and `from_pretrained` know theirs.
+Any function of yours in a module can be a builder. It is called again only if you name it again, and so is a backbone of yours
+that the options name: a config.json from elsewhere must not choose what code is run (`setstream._utils.import_path`), nor how
+much memory is used (`setstream.models.weights`).
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, cast
@@ -23,8 +23,9 @@ from torch import nn
 
 from setstream._utils.atomic import write_atomically
 from setstream._utils.import_path import find, named_by_file, place_of
-from setstream.errors import ConfigurationError, SetstreamError
-from setstream.models.weights import load_weights, save_weights
+from setstream._utils.optional import need
+from setstream.errors import ConfigurationError
+from setstream.models.weights import building, load_model, save_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 1
@@ -36,17 +37,21 @@ Builder = str | Callable[..., nn.Module]
 class Pretrained:
     """`save_pretrained`, `from_pretrained` and `push_to_hub` for a module."""
 
-    #: (place of the builder, its options), where they are known. Hidden: it is no part of what the module computes.
+    #: (import path of the builder, its options), if they are known; no part of what the module computes.
     _built: tuple[str, dict[str, Any]] | None = None
 
     def remember(self, builder: Builder, options: dict[str, Any]) -> Self:
         """Remember how this module was built, so that it can be saved without saying so again."""
-        self._built = (_place(builder), _plain(options))
+        try:
+            plain = json.loads(json.dumps(options))
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"options are numbers, texts, lists and mappings, which JSON can hold: {error}") from error
+        self._built = (_import_path(builder), plain)
         return self
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that this module was built with, as far as they are known: a classifier's `classes`, for one."""
+        """The options that this module was built with, if they are known: a classifier's `classes`, for example."""
         return {} if self._built is None else dict(self._built[1])
 
     def save_pretrained(
@@ -60,18 +65,22 @@ class Pretrained:
     ) -> Path:
         """Write config.json and model.safetensors into a folder.
 
-        builder, options:  builder(**options) gives this model with other weights; needed unless the model knows them.
-        about:             anything else that should stand in config.json: steps, scores, a licence.
-        dtype:             of the weights in the file, torch.float16 to halve it; None: as they are.
+        Args:
+            folder: Where to.
+            builder: builder(**options) gives this model with other weights; needed unless the model knows it.
+            options: Of the builder.
+            about: Anything else for config.json: steps, scores, a licence.
+            dtype: Of the weights in the file, torch.float16 to halve it; None: as they are.
 
-        >>> import setstream as ss
-        >>> from setstream.tasks.clustering.models import MODELS
-        >>> model = MODELS["deepsets"](dim=3)
-        >>> with TemporaryDirectory() as folder:
-        ...     place = model.save_pretrained(folder, builder=MODELS["deepsets"], options={"dim": 3})
-        ...     again = ss.SetModel.from_pretrained(folder)
-        >>> torch.equal(again(torch.ones(1, 9, 3)).means, model(torch.ones(1, 9, 3)).means)
-        True
+        Example:
+            >>> import setstream as ss
+            >>> from setstream.tasks.clustering.models import MODELS
+            >>> model = MODELS["deepsets"](dim=3)
+            >>> with TemporaryDirectory() as folder:
+            ...     place = model.save_pretrained(folder, builder=MODELS["deepsets"], options={"dim": 3})
+            ...     again = ss.SetModel.from_pretrained(folder)
+            >>> torch.equal(again(torch.ones(1, 9, 3)).means, model(torch.ones(1, 9, 3)).means)
+            True
         """
         module = cast(nn.Module, self)
         if builder is not None:
@@ -80,13 +89,13 @@ class Pretrained:
             raise ConfigurationError("options without a builder: name the function that takes them (builder=)")
         if self._built is None:
             raise ConfigurationError(
-                "nobody knows how to build this model again: a model is saved as the function that builds it, and its options. "
-                "Give save_pretrained(folder, builder=function, options={...}) a function that lies in a module of yours, or "
+                "it is not known how to build this model again: a model is saved as the function that builds it, and its "
+                "options. Give save_pretrained(folder, builder=function, options={...}) a function of a module of yours, or "
                 "build the model by name, with task.build(name, **options)"
             )
         place, known = self._built
-        with torch.random.fork_rng():
-            again = _build(find(place, "builder"), place, known)
+        with torch.random.fork_rng(), building(known):
+            again: nn.Module = find(place, "builder")(**known)
         if {n: t.shape for n, t in again.state_dict().items()} != {n: t.shape for n, t in module.state_dict().items()}:
             raise ConfigurationError(
                 f"{place} with the options {known} builds another model than this one: its weights have other names or shapes"
@@ -101,25 +110,31 @@ class Pretrained:
     def from_pretrained(
         cls, place: str | Path, *, builder: Builder | None = None, trust: Iterable[str] = (), revision: str | None = None
     ) -> Self:
-        """A saved model in eval mode: from a folder, or by its id on the hub, `owner/name` (extra `hub`).
+        """A saved model in eval mode.
 
-        builder: your own function, in the place of the one that config.json names.
-        trust:   import paths, package.module:name, that config.json may name although they are not ours: a builder, a backbone.
+        Args:
+            place: A folder, or an id on the hub, `owner/name` (extra `hub`).
+            builder: Your own function, instead of the one that config.json names.
+            trust: Import paths, package.module:name, that config.json may name although they are no part of setstream.
+            revision: Of a model on the hub.
         """
         folder = _folder(place, revision)
         config = _read(folder)
         named, options = config["builder"], config["options"]
         make = find(builder, "builder") if isinstance(builder, str) else builder
+
+        def build() -> nn.Module:
+            return (make or find(named, "builder"))(**options)
+
         with torch.random.fork_rng(), named_by_file(folder / CONFIG, trust):
-            model: Any = _build(make or find(named, "builder"), named if builder is None else str(builder), options)
+            model: Any = load_model(build, options, folder / WEIGHTS, trusted=bool(make or trust))
         if not isinstance(model, cls):
             raise ConfigurationError(f"{named} builds a {type(model).__name__}; a {cls.__name__} was asked for")
-        load_weights(cast(nn.Module, model), folder / WEIGHTS)
         model._built = (named, options)
-        return cast(Self, cast(nn.Module, model).eval())
+        return model
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, **options: Any) -> str:
-        """Save this model on the hub (extra `hub`, and a login of your own); takes the options of `save_pretrained`."""
+        """Save this model on the hub (extra `hub`, and your own login); takes the options of `save_pretrained`."""
         api = _hub().HfApi()
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder, **options)
@@ -127,18 +142,12 @@ class Pretrained:
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder))
 
 
-def about(folder: str | Path) -> dict[str, Any]:
-    """What stands in a saved model's config.json besides how it is built."""
-    found: dict[str, Any] = _read(Path(folder))["about"]
-    return found
-
-
-def _place(builder: Builder) -> str:
+def _import_path(builder: Builder) -> str:
     if isinstance(builder, str):
         find(builder, "builder")
         return builder
     models = vars(sys.modules[builder.__module__]).get("MODELS", {})
-    key = next((name for name, own in models.items() if own is builder), None) if isinstance(models, dict) else None
+    key = next((name for name, entry in models.items() if entry is builder), None) if isinstance(models, dict) else None
     place = place_of(builder, key)
     if place is None:
         raise ConfigurationError(
@@ -148,29 +157,12 @@ def _place(builder: Builder) -> str:
     return place
 
 
-def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(json.dumps(options))
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"options are numbers, texts, lists and mappings, which JSON can hold: {error}") from error
-    return found
-
-
-def _build(builder: Callable[..., nn.Module], place: str, options: dict[str, Any]) -> nn.Module:
-    try:
-        return builder(**options)
-    except SetstreamError:
-        raise
-    except Exception as error:  # a file may hold any value for any option
-        raise ConfigurationError(f"{place} does not take these options ({options}): {error}") from error
-
-
 def _folder(place: str | Path, revision: str | None) -> Path:
     if Path(place).is_dir():
         return Path(place)
     if isinstance(place, str) and HUB_ID.fullmatch(place):
         return Path(_hub().snapshot_download(place, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-    raise ConfigurationError(f"there is no folder {place}, and it is no id of the hub (owner/name) either")
+    raise ConfigurationError(f"there is no folder {place}, and it is not the id of a model on the hub (owner/name)")
 
 
 def is_saved(folder: Path) -> bool:
@@ -191,7 +183,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{folder / CONFIG} cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("builder"), str):
         raise ConfigurationError(
-            f"{folder / CONFIG} does not say who builds the model. If this is the folder of a training run, read it with "
+            f"{folder / CONFIG} does not name the builder of the model. If this is the folder of a training run, read it with "
             "setstream.tasks.loading.open_model and save that model with save_pretrained"
         )
     if config.get("format", FORMAT) != FORMAT:
@@ -203,7 +195,4 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _hub() -> Any:
-    try:
-        return import_module("huggingface_hub")
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("models on the hub need huggingface_hub: pip install 'setstream[hub]'") from error
+    return need("huggingface_hub", "hub", "models on the hub")

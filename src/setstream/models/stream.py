@@ -8,6 +8,7 @@ Constant memory, whatever has gone through; the prediction does not depend on th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -42,22 +43,25 @@ class SetStream:
 
     Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
 
-    chunks: "average" lets a model that is not consistent average over the chunks that it is fed; otherwise its second chunk is
-            a ConsistencyError.
+    Args:
+        model: The model that predicts.
+        chunks: "average" lets a model that is not consistent average over the chunks that it is fed; otherwise its second
+            chunk is a ConsistencyError.
 
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
-    >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
-    >>> x = torch.randn(1, 50, 2)
-    >>> here, there = model.stream(), model.stream()
-    >>> for element in x[:, :20].split(1, dim=1):
-    ...     here.update(element)
-    >>> there.update(x[:, 20:])
-    >>> here.merge(there)
-    >>> torch.allclose(here.predict(), model.eval()(x), atol=1e-5)
-    True
-    >>> here.state.count
-    tensor([50])
+    Example:
+        >>> import torch, setstream as ss
+        >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
+        >>> model = ss.SetModel(encoder, ss.nn.SetTransformer(16, out_dim=3))
+        >>> x = torch.randn(1, 50, 2)
+        >>> here, there = model.stream(), model.stream()
+        >>> for element in x[:, :20].split(1, dim=1):
+        ...     here.update(element)
+        >>> there.update(x[:, 20:])
+        >>> here.merge(there)
+        >>> torch.allclose(here.predict(), model.eval()(x), atol=1e-5)
+        True
+        >>> here.state.count
+        tensor([50])
     """
 
     def __init__(self, model: SetModel, *, chunks: str | None = None) -> None:
@@ -75,9 +79,14 @@ class SetStream:
         """Take out elements that were added before: with `update`, a sliding window. See `State.remove` for its limits."""
         self.state = self.state - self._after(None, chunk, mask)
 
-    def forget(self, factor: float) -> None:
-        """Let everything seen so far weigh `factor` of what it did; 0.99 before each update is a soft window."""
+    def decay(self, factor: float) -> None:
+        """Multiply the weight of everything seen so far by `factor`; 0.99 before each update gives a soft window."""
         self.state = self.state * factor
+
+    def forget(self, factor: float) -> None:
+        """Deprecated name of `decay`."""
+        warnings.warn("SetStream.forget is now SetStream.decay; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+        self.decay(factor)
 
     def merge(self, other: SetStream | State) -> None:
         """Add what another stream of the same model has seen."""

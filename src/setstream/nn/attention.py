@@ -49,7 +49,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
     def forward(self, queries: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attend; `x` is zero where masked."""
+        """Attend to `x`, which is zero where masked."""
         q, k, v = (
             rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (self.query(queries), self.key(x), self.value(x))
         )

@@ -30,13 +30,6 @@ OUTPUTS = ("best", "all")
 SMALLEST_VARIANCE = 1e-6
 
 
-def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean (B, d) of the real elements of x (B, N, d), which is zero where masked; zero for an empty set."""
-    if mask is None:
-        return x.sum(1) / max(x.shape[1], 1)
-    return x.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-
-
 class DiffEM(nn.Module):
     """Differentiable EM pooling: (B, N, dim) to (B, out_dim), out_dim as the formula above has it.
 
@@ -70,9 +63,8 @@ class DiffEM(nn.Module):
         self.raw_variances = nn.Parameter(torch.full((heads, components, dim), math.log(math.e - 1)))  # softplus gives 1
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The fitted mixtures as one vector per set."""
         x = check_set(x, self.dim, mask, self)
-        with torch.autocast(x.device.type, enabled=False):  # differences of squares want all their digits
+        with torch.autocast(x.device.type, enabled=False):  # differences of squares need all their digits
             weights, means, variances, likelihood = self.fit(x.to(torch.promote_types(x.dtype, torch.float32)), mask)
         weights, means, variances = (t.to(x.dtype) for t in (weights, means, variances))
         if self.output == "all":
@@ -84,9 +76,10 @@ class DiffEM(nn.Module):
 
     def fit(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """MAP-EM: weights (B, H, p), means and variances (B, H, p, d), mean log-likelihood (B, H) of the fit."""
-        batch = x.shape[0]
+        batch, size = x.shape[:2]
+        count = (x.new_full((batch, 1), size) if mask is None else mask.sum(1, keepdim=True)).clamp(min=1)
         # Everything moves with the set: around its mean, differences of squares lose the fewest digits.
-        centre = masked_mean(x.detach(), mask)[:, None, None]  # (B, 1, 1, d)
+        centre = (x.detach().sum(1) / count)[:, None, None]  # (B, 1, 1, d)
         x = x - centre[:, 0]
         anchors, spread = self.means.to(x.dtype) - centre, F.softplus(self.raw_variances.to(x.dtype))  # (B, H, p, d), (H, p, d)
         tau = self.strength
@@ -104,10 +97,9 @@ class DiffEM(nn.Module):
             raw = (second + tau * (spread + anchors.square())) / w.unsqueeze(-1) - means.square()
             variances = raw.clamp(min=SMALLEST_VARIANCE)
         evidence = self._log_joint(x, weights, means, variances).logsumexp(-1)  # (B, H, N)
-        means = means + centre
-        if mask is None:
-            return weights, means, variances, evidence.sum(-1) / max(x.shape[1], 1)
-        return weights, means, variances, (evidence * mask[:, None]).sum(-1) / mask.sum(1, keepdim=True).clamp(min=1)
+        if mask is not None:
+            evidence = evidence * mask[:, None]
+        return weights, means + centre, variances, evidence.sum(-1) / count
 
     @staticmethod
     def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ class FSPool(nn.Module):
         self.heights = nn.Parameter(torch.randn(dim, pieces + 1))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Sort each feature, weigh by rank, sum."""
         x = check_set(x, self.dim, mask, self)
         size = x.shape[1]
         if mask is not None:  # padding sorts last, behind the smallest real value

@@ -39,7 +39,6 @@ class GatedAttention(nn.Module):
         self.score = nn.Linear(hidden, 1)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, return_attention: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The attended mean of the set."""
         x = check_set(x, self.dim, mask, self)
         weights = masked_softmax(self.score(self.content(x) * self.gate(x)), mask)  # (B, N, 1)
         z = (weights.mT @ x).squeeze(1)
@@ -64,7 +63,6 @@ class DSMIL(nn.Module):
         self.bag_bias = nn.Parameter(torch.zeros(num_classes))
 
     def forward(self, x: Tensor, mask: Tensor | None = None, return_attention: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """The mean of both streams' logits."""
         instance, bag, weights = self.streams(x, mask)
         logits = (instance + bag) / 2
         return (logits, weights) if return_attention else logits

@@ -36,7 +36,6 @@ class MAB(nn.Module):
         self.norm2 = nn.LayerNorm(dim) if layer_norm else nn.Identity()
 
     def forward(self, x: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """The rows of x after they have read y."""
         y = check_set(x if y is None else y, self.dim, mask, self)
         h = self.norm1(x + self.attention(x, y, mask))
         return self.norm2(h + self.feed_forward(h))
@@ -55,7 +54,6 @@ class SAB(nn.Module):
         self.block = MAB(dim, heads, layer_norm=layer_norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Every element after it has read the whole set."""
         x = check_set(x, self.block.dim, mask, self)
         return check_set(self.block(x, x, mask), self.block.dim, mask, self)
 
@@ -74,7 +72,6 @@ class ISAB(nn.Module):
         self.spread = MAB(dim, heads, layer_norm=layer_norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Every element after it has read what the inducing points gathered."""
         x = check_set(x, self.spread.dim, mask, self)
         return check_set(self.spread(x, self.gather(x, mask)), self.spread.dim, mask, self)
 
@@ -95,7 +92,6 @@ class PMA(nn.Module):
         self.block = MAB(dim, heads, layer_norm=layer_norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The seeds after they have read the set."""
         x = check_set(x, self.block.dim, mask, self)
         return self.block(self.seeds.to(x.dtype).expand(x.shape[0], -1, -1), x, mask)
 
@@ -103,11 +99,17 @@ class PMA(nn.Module):
 class SetTransformer(nn.Module):
     """Set Transformer: (B, N, in_dim) to (B, num_seeds, out_dim).
 
-    in_dim:        width of the elements, if it is not dim: a linear layer comes first.
-    out_dim:       width of the output, if it is not dim: a linear layer comes last.
-    num_blocks:    SABs before the pooling; ISABs where num_inducing is given.
-    num_after:     SABs after the pooling, where seeds look at each other; none by default for a single seed.
-    dropout:       before and after the pooling.
+    Args:
+        dim: Width of the blocks.
+        heads: Of each attention; they divide dim.
+        in_dim: Width of the elements, if it is not dim: a linear layer comes first.
+        out_dim: Width of the output, if it is not dim: a linear layer comes last.
+        num_blocks: SABs before the pooling; ISABs if num_inducing is given.
+        num_inducing: Inducing points of the ISABs.
+        num_seeds: Rows of the output.
+        num_after: SABs after the pooling, in which seeds attend to each other; by default one, and none for a single seed.
+        layer_norm: Normalise after each attention and each layer.
+        dropout: Before and after the pooling.
 
     >>> import torch, setstream as ss
     >>> ss.nn.SetTransformer(16, in_dim=2, num_seeds=4, out_dim=5)(torch.randn(3, 100, 2)).shape
@@ -145,7 +147,6 @@ class SetTransformer(nn.Module):
         self.out = nn.Identity() if out_dim is None else nn.Linear(dim, out_dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The seeds' view of the set."""
         x = self.project(check_set(x, self.in_dim, mask, self))
         for block in self.before:
             x = block(x, mask)
@@ -153,3 +154,15 @@ class SetTransformer(nn.Module):
         for block in self.after:
             z = block(z)
         return self.out(z)
+
+
+def set_transformer_head(dim: int, heads: int = 4, dropout: float = 0.5, outputs: int = 1) -> nn.Sequential:
+    """SAB, PMA with one seed and dropout before and after it, a linear layer: (B, N, dim) to (B, outputs)."""
+    return nn.Sequential(
+        SAB(dim, heads, layer_norm=True),
+        nn.Dropout(dropout),
+        PMA(dim, heads, layer_norm=True),
+        nn.Flatten(1),
+        nn.Dropout(dropout),
+        nn.Linear(dim, outputs),
+    )

@@ -4,7 +4,7 @@
 
     n = n_a + n_b,   μ = μ_a + (μ_b - μ_a) n_b / n,   M = M_a + M_b + (μ_b - μ_a)² n_a n_b / n,   σ² = M / n     (Chan et al.)
 
-A state of three sums a feature, merged chunk by chunk in float64: no set is in memory.
+A state of three sums per feature, merged chunk by chunk in float64: no set is in memory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,11 +54,9 @@ class Standardise(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """The elements (M, in_dim) in units of their deviation."""
         return (x - self.mean) / self.scale
 
     def extra_repr(self) -> str:
-        """How wide the elements are."""
         return str(self.in_features)
 
 
@@ -70,11 +68,11 @@ def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[
     count, mean, moment = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for chunk in _together(sets, chunk_size):
         added = len(chunk)
-        own = chunk.mean(0)
-        apart = own - mean
+        centre = chunk.mean(0)
+        apart = centre - mean
         total = count + added
         mean = mean + apart * (added / total)
-        moment = moment + (chunk - own).square().sum(0) + apart.square() * (count * added / total)
+        moment = moment + (chunk - centre).square().sum(0) + apart.square() * (count * added / total)
         count = total
     if not bool(torch.isfinite(moment).all()):
         raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")

@@ -52,7 +52,8 @@ class Activation:
     normalise: bool = True
 
     def __post_init__(self) -> None:
-        logits = torch.linspace(-8.0, 8.0, 24, dtype=torch.float64)[torch.arange(24) * 7 % 24].reshape(4, 6)
+        with torch.device("cpu"):  # its values are needed, whatever the default device
+            logits = torch.linspace(-8.0, 8.0, 24, dtype=torch.float64)[torch.arange(24) * 7 % 24].reshape(4, 6)
         with torch.no_grad():
             weights = self.weigh(logits.clone())
             if not isinstance(weights, Tensor) or weights.shape != logits.shape:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from setstream.errors import ConfigurationError
+from setstream._utils.optional import need
 
 #: How each gradient is drawn.
 LINES = {"full": "-", "exact": "-", "unbiased": "--", "importance": "-.", "subset": ":"}
@@ -10,14 +10,8 @@ LINES = {"full": "-", "exact": "-", "unbiased": "--", "importance": "-.", "subse
 
 def pyplot() -> Any:
     """The module matplotlib.pyplot."""
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("figures need matplotlib: pip install 'setstream[report]'") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    need("matplotlib", "report", "figures").use("Agg")
+    return need("matplotlib.pyplot", "report", "figures")
 
 
 def log_scale(axis: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from setstream._utils.import_path import find, named_by_file
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
-from setstream.models.weights import load_weights
+from setstream.models.weights import load_model
 from setstream.training.checkpoint import weights_of
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
@@ -83,7 +83,8 @@ class SavedRun:
     def model(self, task: Task | None = None) -> SetModel:
         """The model of the run, in eval mode: as it ended, or as its last checkpoint has it. `task`: the run's, if at hand."""
         task = task or self.task()
+        options = self.config.model_options
         with named_by_file(self.folder / "config.json", self.trust):
-            model = task.build(self.config.model, **self.config.model_options)
-        load_weights(model, weights_of(self.folder))
-        return model.eval()
+            return load_model(
+                lambda: task.build(self.config.model, **options), options, weights_of(self.folder), trusted=bool(self.trust)
+            )

@@ -1,26 +1,29 @@
 """What all three estimators share: their options, and how a network is built and fitted."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
-from setstream.integrations.sklearn.fitting import Loss, SetsEncode, Training
+from setstream.integrations.sklearn.fitting import EarlyStopping, Loss, SetsEncode, Training, outputs_of, rows_of
 from setstream.integrations.sklearn.network import MODELS
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.models.model import SetModel
 from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
+from setstream.training.progress import Progress
 
 #: Options that are numbers, and the range of each.
 NUMBERS = {
@@ -39,86 +42,73 @@ NUMBERS = {
 }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SetEstimator(BaseEstimator):
     """The options of an estimator over sets.
 
-    widths:                             of phi's layers, which see one element at a time; the last is a multiple of 4.
-    num_slots, heads:                   the set becomes so many rows (slots), by attention with so many heads.
-    dropout:                            in the Set Transformer that reads the slots.
-    elements_stream:                    beside it, take for each output the element with the largest; "auto": for classifiers.
-    epochs, min_steps:                  how often all sets are seen, and how many steps that is at least.
-    batch_size, learning_rate, weight_decay: Adam's, with a cosine.
-    gradient, chunk_size, grad_chunks:  as `ss.encode` has them; "auto" is the full gradient, computed chunk by chunk ("exact")
-                                        where sets are larger than chunk_size.
-    early_stopping:                     hold out `validation_fraction` of the sets, keep the weights that do best on them, and
-                                        stop when `n_iter_no_change` epochs brought nothing.
-    device:                             auto, cpu, cuda, mps.
-    verbose:                            1 shows progress: a bar on a terminal, a line an epoch elsewhere.
+    Args:
+        widths: Widths of phi's layers, which see one element at a time; the last is a multiple of 4.
+        num_slots: The set becomes so many rows (slots).
+        heads: Of the attention that makes the slots.
+        dropout: In the Set Transformer that reads the slots.
+        elements_stream: Beside it, take for each output the element with the largest; "auto": for classifiers.
+        epochs: How often all sets are seen.
+        min_steps: The least number of steps.
+        batch_size: Sets per step.
+        learning_rate: Of Adam, followed by a cosine.
+        weight_decay: Of Adam.
+        gradient: As in `ss.encode`; "auto" is the full gradient, computed chunk by chunk ("exact") where sets are larger than
+            chunk_size.
+        chunk_size: As in `ss.encode`.
+        grad_chunks: As in `ss.encode`.
+        early_stopping: Hold sets out, keep the weights that do best on them, and stop when they stop improving.
+        validation_fraction: The share of the sets to hold out.
+        n_iter_no_change: Epochs without improvement before training stops.
+        random_state: A seed, or a numpy RandomState.
+        device: auto, cpu, cuda or mps.
+        verbose: 1 shows progress: a bar on a terminal, a line per epoch elsewhere.
     """
 
-    #: Which of `MODELS` is behind it, and whether "auto" means the elements' stream.
-    _network: str
-    _with_elements = False
+    #: Which of `MODELS` it trains, and whether "auto" means with the stream of elements.
+    _network: ClassVar[str]
+    _with_elements: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        *,
-        widths: Sequence[int] = (256, 128, 64),
-        num_slots: int = 64,
-        heads: int = 4,
-        dropout: float = 0.5,
-        elements_stream: bool | str = "auto",
-        epochs: int = 30,
-        min_steps: int = 300,
-        batch_size: int = 8,
-        learning_rate: float = 2e-4,
-        weight_decay: float = 5e-3,
-        gradient: str = "auto",
-        chunk_size: int = 1024,
-        grad_chunks: int = 1,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        random_state: Any = None,
-        device: str = "auto",
-        verbose: int = 0,
-    ) -> None:
-        self.widths = widths
-        self.num_slots = num_slots
-        self.heads = heads
-        self.dropout = dropout
-        self.elements_stream = elements_stream
-        self.epochs = epochs
-        self.min_steps = min_steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.gradient = gradient
-        self.chunk_size = chunk_size
-        self.grad_chunks = grad_chunks
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    widths: Sequence[int] = (256, 128, 64)
+    num_slots: int = 64
+    heads: int = 4
+    dropout: float = 0.5
+    elements_stream: bool | str = "auto"
+    epochs: int = 30
+    min_steps: int = 300
+    batch_size: int = 8
+    learning_rate: float = 2e-4
+    weight_decay: float = 5e-3
+    gradient: str = "auto"
+    chunk_size: int = 1024
+    grad_chunks: int = 1
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    random_state: Any = None
+    device: str = "auto"
+    verbose: int = 0
 
     def _check_options(self) -> None:
-        """What is no number or no list, before it fails somewhere inside."""
+        """Raise ConfigurationError for an option with an invalid value."""
         known = ("auto", *(mode for mode in GRADIENTS if mode != "none"))
         if self.gradient not in known:
             raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")
         if not isinstance(self.widths, list | tuple | np.ndarray):
-            raise ConfigurationError(f"widths are those of phi's layers, one after another, like (64, 32); got {self.widths!r}")
+            raise ConfigurationError(f"widths must be a list of the widths of phi's layers, like (64, 32); got {self.widths!r}")
         if self.elements_stream not in (True, False, "auto"):
-            raise ConfigurationError(f"elements_stream is True, False or 'auto'; got {self.elements_stream!r}")
+            raise ConfigurationError(f"elements_stream must be True, False or 'auto'; got {self.elements_stream!r}")
         for name, (least, most) in NUMBERS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
                 raise ConfigurationError(f"{name} must be a number from {least:g} to {most:g}; got {value!r}")
 
     def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None) -> Training:
-        """A fresh network, standardised by the sets; `steps` None: a constant learning rate, for as long as there are calls."""
+        """A new network, standardised by the sets; `steps` None: a constant learning rate, for any number of calls."""
         device = choose_device(self.device)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         config = TrainConfig(
@@ -146,11 +136,8 @@ class SetEstimator(BaseEstimator):
         }
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
-        standardise = model.encoder.phi.get_submodule("0")
-        assert isinstance(standardise, Standardise)
-        standardise.fit(sets, max(int(self.chunk_size), 1024))
-        encode = SetsEncode(self.gradient, self.chunk_size, self.grad_chunks)
-        return Training.start(model, config, encode, loss, device)
+        cast(Standardise, model.encoder.phi.get_submodule("0")).fit(sets, max(int(self.chunk_size), 1024))
+        return Training(model.to(device), config, SetsEncode(self.gradient, self.chunk_size, self.grad_chunks), loss)
 
     def _fit(
         self,
@@ -162,7 +149,7 @@ class SetEstimator(BaseEstimator):
         *,
         strata: np.ndarray | None = None,
     ) -> None:
-        """From nothing to a fitted network, without touching anybody's random numbers; `answers`: what its head is to give."""
+        """Train a new network, without touching the caller's random numbers; `answers`: the options of its head."""
         self._check_options()
         given, held_out = sets, None
         if self.early_stopping:
@@ -175,27 +162,20 @@ class SetEstimator(BaseEstimator):
                 raise ConfigurationError(f"early_stopping cannot hold sets out: {error}") from error
             held_out = [sets[i] for i in out], targets[out]
             sets, targets, weights = [sets[i] for i in kept], targets[kept], weights[kept]
-        steps = max(int(self.min_steps), int(self.epochs) * -(-len(sets) // max(1, min(int(self.batch_size), len(sets)))))
+        steps = max(int(self.min_steps), int(self.epochs) * self._steps_per_epoch(sets))
         with torch.random.fork_rng(), naming_the_set(given, int(self.chunk_size)):
             training = self._start(sets, answers, loss, steps)
-            history = training.run(
-                sets,
-                targets,
-                weights / weights.mean(),
-                steps,
-                held_out=held_out,
-                patience=self.n_iter_no_change,
-                verbose=self.verbose,
-                title=type(self).__name__,
-            )
+            stopping = None if held_out is None else EarlyStopping(*held_out, patience=self.n_iter_no_change)
+            with Progress(steps, type(self).__name__, shown=bool(self.verbose), every=self._steps_per_epoch(sets)) as progress:
+                losses = training.run(sets, targets, weights / weights.mean(), steps, progress, stopping)
         self.model_: SetModel = training.model
-        self.loss_curve_ = history.losses
-        self.validation_losses_ = history.held_out if self.early_stopping else None
-        self.n_iter_ = len(history.losses)
+        self.loss_curve_ = losses
+        self.validation_losses_ = None if stopping is None else stopping.losses
+        self.n_iter_ = len(losses)
         self._training: Training | None = None
 
     def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
-        """One pass over the sets, with whatever earlier passes learned; the first one standardises for all."""
+        """One pass over the sets, from the weights of earlier passes; the first pass standardises for all."""
         self._check_options()
         training = getattr(self, "_training", None)
         with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
@@ -203,11 +183,17 @@ class SetEstimator(BaseEstimator):
                 training = self._start(sets, answers, loss, None)
                 if hasattr(self, "model_"):  # a fit came before: its network goes on
                     training.model.load_state_dict(self.model_.state_dict())
-            steps = -(-len(sets) // max(1, min(int(self.batch_size), len(sets))))
-            history = training.run(sets, targets, weights, steps, verbose=self.verbose, title=type(self).__name__)
+            steps = self._steps_per_epoch(sets)
+            with Progress(steps, type(self).__name__, shown=bool(self.verbose), every=steps) as progress:
+                losses = training.run(sets, targets, weights, steps, progress)
         self._training, self.model_ = training, training.model
-        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *history.losses]
+        self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)
 
-    def _sets(self, X: Any, *, reset: bool) -> Sources:
-        return read_sets(self, X, reset=reset)
+    def _steps_per_epoch(self, sets: Sources) -> int:
+        return -(-len(sets) // max(1, min(int(self.batch_size), len(sets))))
+
+    def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
+        """What a fitted network gives for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
+        check_is_fitted(self)
+        return outputs_of(self.model_, read_sets(self, X, reset=False), self.chunk_size, change or rows_of(self.model_))

@@ -3,7 +3,7 @@
 loss = mean over the streams of CE(logits, y)          p = mean over the streams of softmax(logits)
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from sklearn.base import ClassifierMixin
 from sklearn.utils import column_or_1d, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
+from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
 from setstream.integrations.sklearn.network import mean_softmax
-from setstream.integrations.sklearn.sets import Sources, check_lengths
+from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
 
 
@@ -31,11 +31,15 @@ def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tenso
     return each.view(-1, streams).mean(1)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SetClassifier(ClassifierMixin, SetEstimator):
     """A classifier of sets of any size: UMBC and a Set Transformer beside an instance stream, as in multiple instance learning.
 
     Takes lists of arrays (N_i, d), pairs (x, ptr), lists of `SetSource`, dense arrays (B, N, d), or a table (B, d) whose rows
-    are sets of one element. The options are those of `SetEstimator`; class_weight: None, "balanced", or a dict.
+    are sets of one element.
+
+    Args:
+        class_weight: None, "balanced", or a dict. The other options are those of `SetEstimator`.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -49,52 +53,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     _network = "classifier"
     _with_elements = True
 
-    def __init__(
-        self,
-        *,
-        widths: Sequence[int] = (256, 128, 64),
-        num_slots: int = 64,
-        heads: int = 4,
-        dropout: float = 0.5,
-        elements_stream: bool | str = "auto",
-        epochs: int = 30,
-        min_steps: int = 300,
-        batch_size: int = 8,
-        learning_rate: float = 2e-4,
-        weight_decay: float = 5e-3,
-        class_weight: Any = None,
-        gradient: str = "auto",
-        chunk_size: int = 1024,
-        grad_chunks: int = 1,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        random_state: Any = None,
-        device: str = "auto",
-        verbose: int = 0,
-    ) -> None:
-        super().__init__(
-            widths=widths,
-            num_slots=num_slots,
-            heads=heads,
-            dropout=dropout,
-            elements_stream=elements_stream,
-            epochs=epochs,
-            min_steps=min_steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            gradient=gradient,
-            chunk_size=chunk_size,
-            grad_chunks=grad_chunks,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            random_state=random_state,
-            device=device,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
@@ -115,23 +74,17 @@ class SetClassifier(ClassifierMixin, SetEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """p of every class, (B, classes), in the order of `classes_`."""
-        check_is_fitted(self)
-        sets = self._sets(X, reset=False)
-        rows = outputs_of(self.model_, sets, self.chunk_size, rows_of(self.model_))
-        found: np.ndarray = mean_softmax(rows.double()).numpy()
-        return found
+        return mean_softmax(self._outputs(X).double()).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The log odds of the second class, (B,); of more than two classes, the log-probabilities, (B, classes)."""
-        probabilities = self.predict_proba(X).clip(1e-300)
-        logs: np.ndarray = np.log(probabilities)
+        logs = np.log(self.predict_proba(X).clip(1e-300))
         return logs[:, 1] - logs[:, 0] if len(self.classes_) == 2 else logs
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each set."""
-        probabilities = self.predict_proba(X)
-        found: np.ndarray = self.classes_[probabilities.argmax(1)]
-        return found
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
 
     def _answers(self) -> dict[str, Any]:
         named = [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]
@@ -141,7 +94,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         """Sets, numbers of their classes, and their weights."""
         if y is None:
             raise ValueError("This SetClassifier estimator requires y to be passed, but the target y is None")
-        sets = self._sets(X, reset=classes is None or not hasattr(self, "n_features_in_"))
+        sets = read_sets(self, X, reset=classes is None or not hasattr(self, "n_features_in_"))
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         check_lengths(sets, y)

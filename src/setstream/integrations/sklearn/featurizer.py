@@ -18,9 +18,9 @@ from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.classifier import class_loss
-from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
-from setstream.integrations.sklearn.regressor import read_numbers, square_loss
-from setstream.integrations.sklearn.sets import Sources, check_lengths
+from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
+from setstream.integrations.sklearn.regressor import mean_and_scale, read_numbers, square_loss
+from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
 from setstream.sets.part import PartSource
 from setstream.sets.source import ArraySource, SetSource
@@ -47,8 +47,8 @@ def contrast_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Te
     rows = rows_of(model)(encode(model, [one for one, _ in pairs] + [other for _, other in pairs]))[:, -1]
     a, b = F.normalize(rows, dim=-1).split(len(sets))
     logits = a @ b.T / TEMPERATURE
-    own = torch.arange(len(sets), device=logits.device)
-    return (F.cross_entropy(logits, own, reduction="none") + F.cross_entropy(logits.T, own, reduction="none")) / 2
+    number = torch.arange(len(sets), device=logits.device)
+    return (F.cross_entropy(logits, number, reduction="none") + F.cross_entropy(logits.T, number, reduction="none")) / 2
 
 
 class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstimator):
@@ -69,7 +69,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from the sets, and from y where it is given: classes, or numbers."""
-        sets = self._sets(X, reset=True)
+        sets = read_sets(self, X, reset=True)
         weights, strata = torch.ones(len(sets)), None
         if y is not None:
             check_lengths(sets, y)
@@ -80,8 +80,8 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
             outputs, loss = len(classes), class_loss
         elif y is not None:
             values = read_numbers(y).reshape(len(sets), -1)
-            scale = values.std(0)
-            target = torch.from_numpy((values - values.mean(0)) / np.where(scale > 0, scale, 1.0)).float()
+            mean, scale = mean_and_scale(values)
+            target = torch.from_numpy((values - mean) / scale).float()
             outputs, loss = target.shape[1], square_loss
         else:
             target, outputs, loss = torch.zeros(len(sets)), PROJECTION, contrast_loss
@@ -92,9 +92,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
     def transform(self, X: Any) -> np.ndarray:
         """One row of features for each set."""
         check_is_fitted(self)
-        sets = self._sets(X, reset=False)
-        found: np.ndarray = outputs_of(self.model_, sets, self.chunk_size, self.model_.head).numpy()
-        return found
+        return self._outputs(X, self.model_.head).numpy()
 
     def __sklearn_tags__(self) -> Any:
         """Features come in float32, whatever went in."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,46 +32,56 @@ Loss = Callable[[SetModel, "SetsEncode", Sources, Tensor], Tensor]
 TOLERANCE = 1e-4
 
 
+@dataclass(frozen=True)
 class SetsEncode:
     """z of a batch of sources: together where they are small, chunk by chunk where not."""
 
-    def __init__(self, gradient: str, chunk_size: int, grad_chunks: int) -> None:
-        self.gradient, self.chunk_size, self.grad_chunks = gradient, chunk_size, grad_chunks
+    gradient: str
+    chunk_size: int
+    grad_chunks: int
 
     def __call__(self, model: SetModel, sets: Sources) -> Any:
         """What the pool gives for the sets."""
         small = sum(map(len, sets)) <= self.chunk_size * len(sets)
         gradient = self.gradient if self.gradient != "auto" else "full" if small else "exact"
-        home = model.encoder.device
-        given: Any = sets
-        if small:
-            given = [one.tensor().to(home, torch.float32) for one in sets]
+        given = [one.tensor().to(model.encoder.device, torch.float32) for one in sets] if small else sets
         return Encode(gradient, self.chunk_size, self.grad_chunks)(model.encoder, given)
 
 
 @dataclass
-class History:
-    """What a fit went through: the mean loss of each epoch, and that of the held-out sets."""
+class EarlyStopping:
+    """Sets that are held out, their loss after each epoch, and the weights that did best on them."""
 
+    sets: Sources
+    targets: Tensor
+    patience: int
     losses: list[float] = field(default_factory=list)
-    held_out: list[float] = field(default_factory=list)
+    best: dict[str, Tensor] | None = None
+    lowest: float = float("inf")
+    waited: int = 0
+
+    def stops(self, training: Training) -> bool:
+        """Test the model; whether its loss has not fallen for `patience` epochs."""
+        total = 0.0
+        with evaluating(training.model):
+            for start, batch in batches(self.sets, training.encode.chunk_size):
+                target = self.targets[start : start + len(batch)].to(training.device)
+                total += float(training.loss(training.model, training.encode, batch, target).sum())
+        self.losses.append(total / len(self.sets))
+        self.waited += 1
+        if self.losses[-1] < self.lowest - TOLERANCE:
+            self.lowest, self.waited, self.best = self.losses[-1], 0, copy.deepcopy(training.model.state_dict())
+        return self.waited >= self.patience
 
 
-@dataclass
 class Training:
-    """A model in training: everything that a later call needs to go on."""
+    """A model in training: everything that a later call needs to continue."""
 
-    model: SetModel
-    config: TrainConfig
-    encode: SetsEncode
-    loss: Loss
-    optimizer: torch.optim.Optimizer
-    step: int = 0
-
-    @classmethod
-    def start(cls, model: SetModel, config: TrainConfig, encode: SetsEncode, loss: Loss, device: torch.device) -> Training:
-        """On a device, at step zero."""
-        return cls(model.to(device), config, encode, loss, make_optimizer(model, config, device))
+    def __init__(self, model: SetModel, config: TrainConfig, encode: SetsEncode, loss: Loss) -> None:
+        self.model, self.config, self.encode, self.loss = model, config, encode, loss
+        self.device = next(model.parameters()).device
+        self.optimizer = make_optimizer(model, config, self.device)
+        self.step = 0
 
     def run(
         self,
@@ -79,81 +89,57 @@ class Training:
         targets: Tensor,
         weights: Tensor,
         steps: int,
-        *,
-        held_out: tuple[Sources, Tensor] | None = None,
-        patience: int = 10,
-        verbose: int = 0,
-        title: str = "",
-    ) -> History:
-        """So many steps on these sets; with sets held out, until their loss has not fallen for `patience` epochs."""
-        device = self.optimizer.param_groups[0]["params"][0].device
-        size = min(self.config.batch, len(sets))
+        progress: Progress,
+        stopping: EarlyStopping | None = None,
+    ) -> list[float]:
+        """Take `steps` steps on these sets, or fewer with early stopping; gives the mean loss of each epoch."""
+        size, first = min(self.config.batch, len(sets)), self.step
         epoch = -(-len(sets) // size)
-        history, best, waited, summed = History(), None, 0, 0.0
-        lowest = float("inf")
+        losses, summed = [], 0.0
         self.model.train()
-        with Progress(steps, title, shown=bool(verbose), every=epoch) as progress:
-            for own in range(steps):
-                seed_step(self.config.seed, self.step, 0, device)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.config.rate(self.step)
-                picked = in_epochs(own, size, len(sets), self.config.seed, self.step - own)
-                each = self.loss(self.model, self.encode, [sets[i] for i in picked], targets[picked].to(device))
-                loss = (each * weights[picked].to(each)).mean()
-                self.optimizer.zero_grad()
-                loss.backward()
-                self.optimizer.step()
-                self.step += 1
-                summed += loss.item()
-                progress.update(own + 1, loss.item())
-                if (own + 1) % epoch and own + 1 < steps:
-                    continue
-                history.losses.append(summed / ((own % epoch) + 1))
+        for number in range(1, steps + 1):
+            seed_step(self.config.seed, self.step, 0, self.device)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.rate(self.step)
+            picked = in_epochs(number - 1, size, len(sets), self.config.seed, first)
+            each = self.loss(self.model, self.encode, [sets[i] for i in picked], targets[picked].to(self.device))
+            loss = (each * weights[picked].to(each)).mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.step += 1
+            summed += loss.item()
+            progress.update(number, loss.item())
+            if number % epoch == 0 or number == steps:
+                losses.append(summed / ((number - 1) % epoch + 1))
                 summed = 0.0
-                if held_out is None:
-                    continue
-                history.held_out.append(self.test(*held_out))
-                waited += 1
-                if history.held_out[-1] < lowest - TOLERANCE:
-                    lowest, waited, best = history.held_out[-1], 0, copy.deepcopy(self.model.state_dict())
-                if waited >= patience:
+                if stopping is not None and stopping.stops(self):
                     break
-        if best is not None:
-            self.model.load_state_dict(best)
+        if stopping is not None and stopping.best is not None:
+            self.model.load_state_dict(stopping.best)
         self.model.eval()
-        return history
-
-    def test(self, sets: Sources, targets: Tensor) -> float:
-        """The mean loss of sets that are not trained on."""
-        total = 0.0
-        with evaluating(self.model):
-            for start, own in batches(sets, self.encode.chunk_size):
-                target = targets[start : start + len(own)]
-                total += float(self.loss(self.model, self.encode, own, target.to(self.model.encoder.device)).sum())
-        return total / len(sets)
+        return losses
 
 
 def rows_of(model: SetModel) -> Callable[[Any], Tensor]:
-    """From what the model's pools give to a row of outputs a stream, (B, S, outputs)."""
-    head = model.head
-    assert isinstance(head, StreamsHead)
-    return head.streams
+    """The function from what the model's pools give to one row of outputs per stream, (B, S, outputs)."""
+    return cast(StreamsHead, model.head).streams
 
 
 def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[int, Sources]]:
-    """Sets in their order, as many at a time as have up to eight chunks of elements together: where they start, and they."""
-    start, own, size = 0, Sources(), 0
+    """Sets in their order, batches of at most eight chunks of elements, each with the number of its first set."""
+    start, batch, size = 0, Sources(), 0
     for number, one in enumerate(sets):
-        if own and (size + len(one) > 8 * chunk_size or len(own) >= most):
-            yield start, own
-            start, own, size = number, Sources(), 0
-        own.append(one)
+        if batch and (size + len(one) > 8 * chunk_size or len(batch) >= most):
+            yield start, batch
+            start, batch, size = number, Sources(), 0
+        batch.append(one)
         size += len(one)
-    yield start, own
+    yield start, batch
 
 
 def outputs_of(model: SetModel, sets: Sources, chunk_size: int, change: Callable[[Any], Tensor]) -> Tensor:
     """change(z) of every set, in eval mode, on the CPU."""
     encode = SetsEncode("none", chunk_size, 1)
     with evaluating(model), naming_the_set(sets, chunk_size):
-        return torch.cat([change(encode(model, own)).cpu() for _, own in batches(sets, chunk_size)])
+        return torch.cat([change(encode(model, batch)).cpu() for _, batch in batches(sets, chunk_size)])

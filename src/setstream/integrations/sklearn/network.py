@@ -3,7 +3,7 @@
     x --(x - mean) / scale, layers--> h --+-- W h + b, maximum over the set -------> a row of outputs: the elements' stream
                                           +-- UMBC, SAB, PMA on its slots ---------> a row of outputs: the set's stream
 
-    classifier    mean over the streams of softmax(row)           one output a class
+    classifier    mean over the streams of softmax(row)           one output per class
     regressor     mean over the streams of row · scale + mean     in the units of the targets
     featurizer    what the set's stream has before its last layer
 
@@ -21,15 +21,13 @@ from torch import Tensor, nn
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn.mlp import mlp
+from setstream.nn.set_transformer import set_transformer_head
 from setstream.nn.standardise import Standardise
 from setstream.pools import UMBC, DeepSets, Parallel, Projected
-from setstream.tasks.mil.models import set_transformer_body
 
 
 class StreamsHead(nn.Module):
-    """A row of outputs for each stream, which the losses see; what comes of them is for the heads below to say."""
-
-    decoder: nn.Sequential
+    """A row of outputs for each stream, which the losses read; subclasses make the answer of them."""
 
     def __init__(self, decoder: nn.Sequential) -> None:
         super().__init__()
@@ -46,7 +44,6 @@ class ClassesHead(StreamsHead):
     """The probability of each class, (B, classes)."""
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        """From what the pools gave to probabilities."""
         return mean_softmax(self.streams(z))
 
 
@@ -62,7 +59,6 @@ class NumbersHead(StreamsHead):
         self.register_buffer("scale", torch.ones(outputs))
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        """From what the pools gave to numbers."""
         return self.streams(z).mean(1) * self.scale + self.mean
 
 
@@ -70,18 +66,16 @@ class FeaturesHead(StreamsHead):
     """What the set's stream gives to its last layer, (B, width)."""
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        """From what the pools gave to features."""
-        rows: Tensor = self.decoder[:-1](z["set"] if isinstance(z, dict) else z)
-        return rows
+        return self.decoder[:-1](z["set"] if isinstance(z, dict) else z)
 
 
 def mean_softmax(rows: Tensor) -> Tensor:
-    """Probabilities (B, K) of rows (B, S, K): each stream has one voice, however sure it is."""
+    """Probabilities (B, K) of rows (B, S, K): each stream counts the same, however sure it is."""
     return rows.softmax(-1).mean(1)
 
 
 def classifier(in_dim: int, classes: Sequence[Any], **options: Any) -> SetModel:
-    """A network that gives the probability of each of `classes`, whose names it does not need but keeps among its options."""
+    """A network that gives the probability of each of `classes`, whose names are kept among its options."""
     return two_stream(in_dim, len(classes), ClassesHead, **options)
 
 
@@ -111,7 +105,7 @@ def two_stream(
     pool: Any = UMBC(width, num_slots, heads=heads, slots="learned")
     if elements_stream:
         pool = Parallel(elements=Projected(nn.Linear(width, outputs), DeepSets("max")), set=pool)
-    return SetModel(SetEncoder(phi, pool), head(set_transformer_body(width, dropout, outputs)))
+    return SetModel(SetEncoder(phi, pool), head(set_transformer_head(width, dropout=dropout, outputs=outputs)))
 
 
 MODELS: dict[str, Callable[..., SetModel]] = {"classifier": classifier, "regressor": regressor, "featurizer": featurizer}

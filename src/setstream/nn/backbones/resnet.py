@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ShapeError
-from setstream.nn.backbones.base import Backbone, load_tensors, read_checkpoint
+from setstream.models.weights import load_tensors
+from setstream.nn.backbones.base import Backbone, read_checkpoint
 
 WIDTH, PROJECTED = 64, 256
 
@@ -39,7 +40,6 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(in_dim, out_dim, 1, stride, bias=False) if stride > 1 or in_dim != out_dim else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block of (n, in_dim, H, W)."""
         inner = F.instance_norm(self.conv2(F.relu(F.instance_norm(self.conv1(x)))))
         return F.relu(inner + (x if self.shortcut is None else F.instance_norm(self.shortcut(x))))
 
@@ -54,8 +54,8 @@ class ResNet18(nn.Module):
         self.stem = nn.Conv2d(3, width, 7, 2, padding=3, bias=False)
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         self.stages = nn.ModuleList(
-            nn.Sequential(Block(before, own, 1 if stage == 0 else 2), Block(own, own, 1))
-            for stage, (before, own) in enumerate(pairwise(widths))
+            nn.Sequential(Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1))
+            for stage, (before, after) in enumerate(pairwise(widths))
         )
         last = widths[-1]
         self.projection: nn.Module = nn.Identity()
@@ -63,16 +63,14 @@ class ResNet18(nn.Module):
             self.projection = nn.Sequential(nn.Linear(last, last), nn.ReLU(), nn.Linear(last, projection))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of every image."""
         if max(x.shape[2:]) < self.SMALLEST:
             raise ShapeError(
-                f"ResNet18 with instance norm takes images of {self.SMALLEST} pixels and more; got {tuple(x.shape[2:])}"
+                f"ResNet18 with instance norm takes images of {self.SMALLEST} pixels or more; got {tuple(x.shape[2:])}"
             )
         x = F.max_pool2d(F.relu(F.instance_norm(self.stem(x))), 3, 2, padding=1)
         for stage in self.stages:
             x = stage(x)
-        features: Tensor = self.projection(x.mean((2, 3)))
-        return features
+        return self.projection(x.mean((2, 3)))
 
 
 def from_simclr(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -84,7 +82,7 @@ def from_simclr(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     rules: dict[str, str | Callable[[re.Match[str]], str]] = {
         r"^features\.0\.": "stem.",
-        r"^features\.([4-7])\.": lambda found: f"stages.{int(found[1]) - 4}.",
+        r"^features\.([4-7])\.": lambda match: f"stages.{int(match[1]) - 4}.",
         r"\.downsample\.0\.": ".shortcut.",
         r"^l1\.": "projection.0.",
         r"^l2\.": "projection.2.",

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from torch import nn
 
-from setstream.nn.backbones.base import Backbone, load_tensors, read_checkpoint
+from setstream.models.weights import load_tensors
+from setstream.nn.backbones.base import Backbone, read_checkpoint
 
 WIDTH, GROUPS = 32, 8
 
@@ -19,9 +20,9 @@ def small(weights: str | Path | None = None, width: int = WIDTH) -> Backbone:
     """Three convolutions with group norm: 128 features; weights: a file, or that of a run."""
     widths = [3, width, 2 * width, 4 * width]
     layers: list[nn.Module] = []
-    for before, own in pairwise(widths):
+    for before, after in pairwise(widths):
         size = 5 if before == 3 else 3
-        layers += [nn.Conv2d(before, own, size, 2, padding=size // 2, bias=False), nn.GroupNorm(GROUPS, own), nn.ReLU()]
+        layers += [nn.Conv2d(before, after, size, 2, padding=size // 2, bias=False), nn.GroupNorm(GROUPS, after), nn.ReLU()]
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     if weights is not None:
         load_tensors(net, read_checkpoint(Path(weights)), Path(weights))

@@ -4,7 +4,7 @@ import warnings
 
 from torch import Tensor
 
-from setstream.errors import ConfigurationError
+from setstream._utils.optional import need
 
 
 def em_nll(points: Tensor, clusters: int = 4, starts: int = 10, seed: int = 0) -> Tensor:
@@ -13,15 +13,11 @@ def em_nll(points: Tensor, clusters: int = 4, starts: int = 10, seed: int = 0) -
     It is fitted to the very points that it is tested on, each set for hundreds of milliseconds; an amortised model sees each
     point once. Its number may lie below the oracle's: the best mixture for a sample fits it better than the one that made it.
     """
-    try:
-        from sklearn.exceptions import ConvergenceWarning
-        from sklearn.mixture import GaussianMixture
-    except ModuleNotFoundError as error:
-        raise ConfigurationError("EM needs scikit-learn: pip install 'setstream[tasks]'") from error
+    mixture, exceptions = (need(f"sklearn.{name}", "tasks", "EM") for name in ("mixture", "exceptions"))
     found = []
     for own in points.double().cpu().numpy():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            fit = GaussianMixture(clusters, covariance_type="diag", n_init=starts, random_state=seed).fit(own)
+            warnings.simplefilter("ignore", exceptions.ConvergenceWarning)
+            fit = mixture.GaussianMixture(clusters, covariance_type="diag", n_init=starts, random_state=seed).fit(own)
         found.append(-float(fit.score(own)))
     return points.new_tensor(found)

@@ -60,7 +60,11 @@ class Pretrained(NamedTuple):
 def read_pretrained(name: str) -> Pretrained:
     """The model of a name or folder."""
     tokenizer = tokenizer_of(name)
-    model = transformers().AutoModel.from_pretrained(place_of(name), dtype=torch.float32, trust_remote_code=False)
+    if torch.get_default_device().type == "meta":  # only the shapes are wanted
+        form = transformers().AutoConfig.from_pretrained(place_of(name), trust_remote_code=False)
+        model = transformers().AutoModel.from_config(form, trust_remote_code=False)
+    else:
+        model = transformers().AutoModel.from_pretrained(place_of(name), dtype=torch.float32, trust_remote_code=False)
     words = model.get_input_embeddings().weight.detach()
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
     if first is None or last is None:

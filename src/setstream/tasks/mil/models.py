@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn import DSMIL, PMA, SAB, DiffEM, FSPool, GatedAttention
+from setstream.nn import DSMIL, DiffEM, FSPool, GatedAttention
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.mlp import mlp
+from setstream.nn.set_transformer import set_transformer_head
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, Parallel, Projected
 from setstream.pools.base import Pool
 
@@ -129,7 +130,7 @@ def _umbc(width: int, num_slots: int = SLOTS, heads: int = HEADS, **options: Any
 
 def umbc_set_transformer(width: int, **options: Any) -> tuple[Pool, nn.Module]:
     """UMBC, then SAB and PMA with dropout on the slots."""
-    return _umbc(width, **options), set_transformer_body(width)
+    return _umbc(width, **options), set_transformer_head(width, HEADS)
 
 
 def umbc_diff_em(width: int, **options: Any) -> tuple[Pool, nn.Module]:
@@ -141,18 +142,6 @@ def umbc_diff_em(width: int, **options: Any) -> tuple[Pool, nn.Module]:
 def umbc_fspool(width: int, **options: Any) -> tuple[Pool, nn.Module]:
     """UMBC, then featurewise sort pooling of the slots."""
     return _umbc(width, **options), nn.Sequential(FSPool(width), _two_layers(width))
-
-
-def set_transformer_body(width: int, dropout: float = 0.5, outputs: int = 1) -> nn.Sequential:
-    """SAB, pooling to one seed with dropout before and after, a linear layer."""
-    return nn.Sequential(
-        SAB(width, HEADS, layer_norm=True),
-        nn.Dropout(dropout),
-        PMA(width, HEADS, layer_norm=True),
-        nn.Flatten(1),
-        nn.Dropout(dropout),
-        nn.Linear(width, outputs),
-    )
 
 
 MODELS: dict[str, Callable[..., SetModel]] = {

@@ -46,7 +46,7 @@ def test_merge_remove_forget_and_resume(model, tmp_path):
     torch.testing.assert_close(b.predict(), model.eval()(x), rtol=1e-4, atol=1e-5)
     b.remove(x[:, :10])
     torch.testing.assert_close(b.predict(), model(x[:, 10:]), rtol=1e-3, atol=1e-4)
-    a.forget(0.5)
+    a.decay(0.5)
     a.merge(b.state)
     assert a.state.count.tolist() == [30, 30]
     a.state.save(tmp_path / "stream")
@@ -63,3 +63,14 @@ def test_a_stream_is_not_merged_into_itself():
     with pytest.raises(ss.errors.MismatchError, match="into itself"):
         stream.merge(stream)
     assert stream.state.count.tolist() == [10]
+
+
+def test_forget_is_the_old_name_of_decay(model):
+    a, b = model.stream(), model.stream()
+    x = torch.randn(1, 5, 3)
+    for stream in (a, b):
+        stream.update(x)
+    a.decay(0.5)
+    with pytest.warns(DeprecationWarning, match="SetStream.forget is now SetStream.decay"):
+        b.forget(0.5)
+    assert torch.equal(a.state.tensors()["pooled.numerator"], b.state.tensors()["pooled.numerator"])

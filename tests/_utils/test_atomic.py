@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import setstream as ss
-from setstream._utils import atomic as durable
 from setstream._utils.atomic import locked, whole_or_nothing, write_atomically
 from setstream.errors import ConfigurationError
 
@@ -101,14 +100,16 @@ def test_files_of_others_are_left_alone(tmp_path):
 
 
 def test_threads_that_write_to_a_new_folder_do_not_remove_each_others_files(tmp_path):
-    for number in range(500):
-        (tmp_path / f"{number}.txt").touch()
+    for turn in range(5):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        for number in range(500):
+            (folder / f"{number}.txt").touch()
 
-    def write(thread):
-        for number in range(20):
-            write_atomically(tmp_path / f"{thread}-{number}.json", "{}")
+        def write(thread, folder=folder):
+            for number in range(20):
+                write_atomically(folder / f"{thread}-{number}.json", "{}")
 
-    for _ in range(5):
-        durable._tidy.clear()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(write, range(4)))
+        assert len(list(folder.glob("*.json"))) == 80

@@ -4,22 +4,33 @@ import ast
 import json
 import subprocess
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import setstream as ss
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn import SetClassifier
+from setstream.models.weights import on_meta
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.task import Mil
 from setstream.training.registry import SavedRun, read_run
-from tests.integrations.builders import build, build_encoder
+from tests.models.builders import build, build_encoder, build_with_values
 
-HERE = "tests.integrations.builders"
+HERE = "tests.models.builders"
+#: The modules whose MODELS a file may name (those of documents read a language model), and options that they need.
+SHIPPED = {
+    "sklearn": ("integrations.sklearn.network", {"in_dim": 3, "outputs": 2}),
+    "clustering": ("tasks.clustering.models", {}),
+    "completion": ("tasks.completion.models", {}),
+    "mil": ("tasks.mil.models", {"in_dim": 3}),
+}
 
 
 def test_a_models_own_builder_is_named_twice(tmp_path):
@@ -102,13 +113,13 @@ def test_a_model_of_the_hub_comes_from_its_cache(tmp_path):
 
 def test_what_cannot_be_described_or_read_is_said(tmp_path, monkeypatch):
     model = build()
-    with pytest.raises(ConfigurationError, match="nobody knows how to build this model again"):
+    with pytest.raises(ConfigurationError, match="not known how to build this model again"):
         model.save_pretrained(tmp_path / "a")
     with pytest.raises(ConfigurationError, match="cannot be found again by another process"):
         model.save_pretrained(tmp_path / "a", builder=lambda: model)
     with pytest.raises(ConfigurationError, match="which JSON can hold"):
         model.save_pretrained(tmp_path / "a", builder=build, options={"width": torch.tensor(8)})
-    with pytest.raises(ConfigurationError, match="does not take these options"):
+    with pytest.raises(ConfigurationError, match="cannot be built with these options"):
         model.save_pretrained(tmp_path / "a", builder=build, options={"depth": 8})
     with pytest.raises(ConfigurationError, match="builds another model than this one"):
         model.save_pretrained(tmp_path / "a", builder=build, options={"width": 16})
@@ -162,6 +173,7 @@ def run_folder(folder, **options):
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"task": "mil", "model": "deepsets"} | options))
     (folder / "result.json").write_text(json.dumps({"metrics": {}, "step": 1, "seconds": 1.0}))
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     return folder
 
 
@@ -194,7 +206,7 @@ def test_a_saved_models_builder_is_an_entry_of_a_known_registry(tmp_path, builde
     "options",
     [
         {"task": "subprocess:getoutput", "task_options": {"cmd": "touch mark"}},
-        {"task": "tests.integrations.builders:Marks"},
+        {"task": "tests.models.builders:Marks"},
         {"task_options": {"data": "musk1"}, "model_options": hostile("mark")},
         {"task": "other-classes", "model": "linear", "model_options": hostile("mark")},
     ],
@@ -223,13 +235,13 @@ def test_no_command_runs_what_a_run_folder_names(tmp_path, monkeypatch, command)
     from setstream.cli.app import app
 
     monkeypatch.chdir(tmp_path)
-    run_folder(tmp_path / "run", task="tests.integrations.builders:Marks")
+    run_folder(tmp_path / "run", task="tests.models.builders:Marks")
     monkeypatch.setattr("setstream.data.H5Source", lambda path: None)
     monkeypatch.setattr("setstream.data.slides.read_grid", lambda path: None)
-    with pytest.raises(ConfigurationError, match=r"--trust tests.integrations.builders:Marks"):
+    with pytest.raises(ConfigurationError, match=r"--trust tests.models.builders:Marks"):
         app(list(command), standalone_mode=False)
     with pytest.raises(RuntimeError, match="built"):  # named again, it is built
-        app([*command, "--trust", "tests.integrations.builders:Marks"], standalone_mode=False)
+        app([*command, "--trust", "tests.models.builders:Marks"], standalone_mode=False)
 
 
 def test_what_the_caller_names_again_is_used(tmp_path, monkeypatch):
@@ -288,6 +300,66 @@ def test_a_damaged_config_is_our_error(tmp_path, config):
         open_model(str(tmp_path))
 
 
+# -- a file may not ask for more memory than its weights take -------------------------------------------------------------
+
+HUGE = [
+    ("setstream.tasks.clustering.models:MODELS[umbc+set-transformer]", {"dim": 10**7}),
+    ("setstream.tasks.clustering.models:MODELS[umbc+fspool]", {"num_slots": 10**7}),
+    ("setstream.tasks.completion.models:MODELS[deepsets]", {"width": 10**7}),
+    ("setstream.tasks.mil.models:MODELS[deepsets]", {"in_dim": 3, "widths": [10**7, 10**7]}),
+    ("setstream.tasks.mil.models:MODELS[deepsets]", {"in_dim": 3, "widths": [4096] * 10_000}),
+    ("setstream.tasks.mil.models:MODELS[deepsets]", {"backbone": "resnet18", "backbone_options": {"width": 4096}}),
+    ("setstream.integrations.sklearn.network:MODELS[classifier]", {"in_dim": 3, "classes": [0, 1], "num_slots": 10**9}),
+]
+
+
+@pytest.mark.parametrize(("builder", "options"), HUGE)
+def test_sizes_are_compared_with_the_weights_before_memory_is_taken(tmp_path, builder, options):
+    saved_folder(tmp_path, builder, options)
+    with pytest.raises(ConfigurationError, match=r"the weights in .*model.safetensors are not those of this model: "):
+        ss.SetModel.from_pretrained(tmp_path)
+
+
+def test_a_huge_model_beside_small_weights_stays_below_a_gigabyte(tmp_path):
+    for number, (builder, options) in enumerate(HUGE):
+        saved_folder(tmp_path / str(number), builder, options)
+    run = run_folder(tmp_path / "run", task="clustering", model="deepsets", model_options={"dim": 10**7})
+    code = f"""
+import pathlib, resource
+from setstream.errors import ConfigurationError
+from setstream.tasks.loading import open_model
+for folder in [*(pathlib.Path({str(tmp_path)!r}) / str(n) for n in range({len(HUGE)})), {str(run)!r}]:
+    try:
+        open_model(str(folder))
+    except ConfigurationError as error:
+        assert "are not those of this model" in str(error), error
+    else:
+        raise SystemExit(f"{{folder}} was opened")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kilobytes
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 10**6
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+def test_every_model_that_a_file_may_name_can_be_built_without_memory(name):
+    """Otherwise its sizes cannot be compared with its weights."""
+    module, options = SHIPPED[name]
+    for model, builder in import_module(f"setstream.{module}").MODELS.items():
+        given = {"in_dim": 3, "classes": [0, 1]} if model == "classifier" else options
+        tensors = on_meta(partial(builder, **given)).state_dict().values()
+        assert {tensor.device.type for tensor in tensors} == {"meta"}, model
+
+
+def test_a_builder_of_ones_own_need_not_run_without_memory(tmp_path):
+    model = build_with_values().eval()
+    model.save_pretrained(tmp_path, builder=build_with_values)
+    again = ss.SetModel.from_pretrained(tmp_path, builder=build_with_values)
+    x = torch.randn(1, 5, 2)
+    assert torch.equal(again(x), model(x))
+
+
 def test_the_list_of_what_a_file_may_name_is_ours():
     from setstream._utils.import_path import OURS
     from setstream.training.registry import TASKS
@@ -306,4 +378,4 @@ def test_the_list_of_what_a_file_may_name_is_ours():
         and getattr(node.func, "id", getattr(node.func, "attr", "")) in ("import_module", "__import__")
     }
     utils = {f"_utils/{name}.py" for name in ("import_path", "moved", "optional")}
-    assert callers <= utils | {"models/pretrained.py", "integrations/__init__.py"}, callers
+    assert callers <= utils | {"integrations/__init__.py"}, callers

@@ -15,6 +15,13 @@ def build_encoder(width=8, slots=2):
     return ss.SetEncoder(torch.nn.Linear(2, width), ss.UMBC(width, num_slots=slots))
 
 
+def build_with_values():
+    """A model whose builder looks at numbers, which torch's meta device does not have."""
+    model = build()
+    assert model.encoder.phi.weight.sum().item() != 0
+    return model
+
+
 def flat(side):
     """A backbone."""
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * side * side, 4))
