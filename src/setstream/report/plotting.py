@@ -20,7 +20,7 @@ def pyplot() -> Any:
     return need("matplotlib.pyplot", "report", "figures")
 
 
-def plot_ranges(axes: Any, values: Mapping[float, Sequence[float]], label: str) -> None:
+def plot_ranges(axes: Any, values: Mapping[Any, Sequence[float]], label: str) -> None:
     """A line through the mean of the values at each x, with bars from the smallest to the largest value."""
     places = sorted(values)
     means = [sum(values[x]) / len(values[x]) for x in places]

@@ -2,11 +2,10 @@
 
     token ids --word vectors, layer norm, two layers--> features --pool--> z --decoder--> a logit for each label
 
-Word vectors are those of the pretrained model; `words` says whether they learn. deepsets, sse, umbc+bert and umbc+anchors+bert
-(ours, without the two layers) see a document as a multiset of words and do not care how it is cut. tobert and longformer read
-words in order and need the whole document: their phi is the table of words alone, they stand in `ChunkMean`, and train with
-full gradients. `init` is how the hidden layers of phi and of three-layer decoders begin: as torch has it, or as He (see
-nn/mlp.py).
+Word vectors are those of the pretrained model, `learned` further or `frozen` (the option `words`). deepsets, sse, umbc+bert and
+umbc+anchors+bert (without the two layers) see a document as a multiset of words, in any chunks. tobert and longformer read
+words in order and need the whole document: their phi is the table of words alone, they are wrapped in `ChunkMean`, and train
+with full gradients. `init` is the initialisation of phi's layers and of three-layer decoders: torch's or He's (see nn/mlp.py).
 """
 
 from collections import OrderedDict
@@ -31,28 +30,27 @@ WORDS = ("learned", "frozen")
 
 
 def table(words: Tensor, kind: str) -> nn.Embedding:
-    """The vectors of all words, learned on or frozen."""
+    """The vectors of all words, learned or frozen."""
     if kind not in WORDS:
-        raise ConfigurationError(f"words are {' or '.join(WORDS)}; got {kind!r}")
+        raise ConfigurationError(f"words must be {' or '.join(WORDS)}; got {kind!r}")
     return nn.Embedding.from_pretrained(words.clone(), freeze=kind == "frozen")
 
 
 class WordFeatures(nn.Module):
-    """phi of the models that see multisets: the table, a layer norm, `depth` layers, once for each different word."""
+    """phi of the models of multisets: the table, a layer norm, `depth` layers, computed once per distinct word."""
 
     def __init__(self, words: Tensor, kind: str, depth: int = 2, init: str = "torch") -> None:
         super().__init__()
         if depth < 0:
-            raise ConfigurationError(f"depth is the number of phi's layers, none or more; got {depth}")
+            raise ConfigurationError(f"depth, the number of phi's layers, must be at least 0; got {depth}")
         self.width = words.shape[1]
         self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
         initialise(self.layers, init)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Features (M, width) of words (M,): most words of a text come again and again."""
-        different, place = ids.unique(return_inverse=True)
-        found: Tensor = self.layers(self.norm(self.words(different)))
-        return found.index_select(0, place)
+        """Features (M, width) of words (M,), most of which occur many times in a text."""
+        distinct, place = ids.unique(return_inverse=True)
+        return self.layers(self.norm(self.words(distinct))).index_select(0, place)
 
 
 def classifier(width: int, labels: int, dropout: float) -> nn.Sequential:
@@ -71,9 +69,7 @@ def slots_reader(read: Pretrained, labels: int, dropout: float, num_slots: int, 
     """BERT without positions on [CLS] and the slots, and the classifier."""
     language = Language(read.model, positions=False, pooled=pooled == "cls")
     if language.longest is not None and num_slots + 1 > language.longest:
-        raise ConfigurationError(
-            f"this model reads [CLS] and at most {language.longest - 1} slots; got num_slots = {num_slots}"
-        )
+        raise ConfigurationError(f"this model reads at most {language.longest - 1} slots; got num_slots = {num_slots}")
     reader = SlotReader(language, read.first, pooled)
     return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.out_width, labels, dropout)))
 
@@ -85,8 +81,8 @@ def read_in_order(read: Pretrained, reader: SegmentReader | WholeReader, words: 
 
 
 @torch.no_grad()
-def begin_at_rates(model: SetModel, rates: Tensor) -> None:
-    """Let the last layer begin by saying how often each label comes (L,): else the first hundreds of steps learn that alone."""
+def initialise_bias(model: SetModel, rates: Tensor) -> None:
+    """Initialise the output bias to the log-odds of the labels' rates (L,), which takes hundreds of steps to learn."""
     last = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)][-1]
     last.bias.copy_(rates.logit())
 
@@ -111,8 +107,7 @@ def sse(
 ) -> SetModel:
     """The Slot Set Encoder, the mean of its slots, three layers.
 
-    Without normalise the weights of a word sum to one over the slots (slot-sigmoid), so the mean over the slots would be a
-    mere sum of the words.
+    Without `normalise`, the weights of a word sum to one over the slots, and the mean over the slots is a sum of the words.
     """
     phi = WordFeatures(read_pretrained(bert).words, words, init=init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
@@ -133,7 +128,7 @@ def umbc_bert(
 ) -> SetModel:
     """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
 
-    pooled: cls, or the mean over the slots. depth: phi's layers. With one head, the layer norm makes `normalise` irrelevant.
+    `pooled` is cls, or the mean over the slots; `depth` the number of phi's layers.
     """
     read = read_pretrained(bert)
     phi = WordFeatures(read.words, words, depth, init)
@@ -153,10 +148,7 @@ def umbc_anchors_bert(
     depth: int = 0,
     activation: str = "softmax",
 ) -> SetModel:
-    """Ours: slots that begin as kinds of words, the same BERT on them, the mean of its outputs, dropout, a linear layer.
-
-    depth: phi's layers. The slots begin as kinds of words as they are before these.
-    """
+    """Slots initialised as clusters of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
     read = read_pretrained(bert)
     phi, pool = WordFeatures(read.words, words, depth, init), word_slots(read.words, num_slots, activation)
     return SetModel(SetEncoder(phi, pool), slots_reader(read, labels, dropout, num_slots, pooled))

@@ -18,7 +18,7 @@ from setstream.models.model import SetModel
 from setstream.tasks.documents.eurlex import eurlex
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals, summary
-from setstream.tasks.documents.models import MODELS, begin_at_rates
+from setstream.tasks.documents.models import MODELS, initialise_bias
 from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
@@ -123,7 +123,7 @@ class Documents(Task):
         """One of the models, for these labels; its output bias is initialised to their log-odds in the training set."""
         built = super().build(model, **({"labels": len(self.labels), "bert": self.bert} | options))
         train = self.splits["train"].labels
-        begin_at_rates(built, (train.sum(0) + 0.5) / (len(train) + 1.0))
+        initialise_bias(built, (train.sum(0) + 0.5) / (len(train) + 1.0))
         return built
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
