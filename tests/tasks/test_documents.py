@@ -154,7 +154,7 @@ def test_rfcs_of_a_folder(tmp_path):
     with pytest.raises(DataError, match="expected files rfcN.txt or rfcN.txt.gz; there are none"):
         rfcs(str(tmp_path / "none"))
     for content, message in (
-        ("{", "is no JSON"),
+        ("{", "not readable as JSON"),
         ("{}", "a list of `keywords`"),
         ('{"keywords": null}', "a list of `keywords`"),
     ):
