@@ -54,7 +54,6 @@ class DiagonalMixture(MixtureSameFamily):
         super().__init__(Categorical(logits=logits.unsqueeze(1), validate_args=False), components, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Of points (B, N, D): (B, N)."""
         return log_likelihood(self.logits, self.means, self.scales, value)
 
     def named(self) -> dict[str, Tensor]:

@@ -79,10 +79,11 @@ class Clustering(Task):
 
     @cached_property
     def _tests(self) -> list[Sample]:
-        starts = range(0, self.test_sets, TEST_BATCH)
-        generators = (torch.Generator().manual_seed(mix(self.test_seed, start, 3)) for start in starts)
-        sizes = (min(TEST_BATCH, self.test_sets - start) for start in starts)
-        return [self.draw(size, self.test_points, generator) for size, generator in zip(sizes, generators, strict=True)]
+        batches = []
+        for start in range(0, self.test_sets, TEST_BATCH):
+            generator = torch.Generator().manual_seed(mix(self.test_seed, start, 3))
+            batches.append(self.draw(min(TEST_BATCH, self.test_sets - start), self.test_points, generator))
+        return batches
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """NLL, oracle and gap, with sets in chunks; for models that are not consistent, also the NLL with whole sets."""

@@ -49,14 +49,6 @@ def splits() -> dict[str, Images]:
     return {"train": images["train"].part(0, ends[0]), "val": images["train"].part(*ends), "test": images["test"]}
 
 
-def check_classes(needle: int, others: Sequence[int]) -> None:
-    """Raise an error unless the needle and the others are different classes of CIFAR-10."""
-    if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
-        raise ConfigurationError(
-            f"needle and others must be different classes in 0 .. {CLASSES - 1}; got {needle} and {list(others)}"
-        )
-
-
 class NeedleBags(Sequence[Tensor]):
     """Bags of images, or of their features, assembled at each use; those with odd numbers are positive.
 
@@ -77,7 +69,10 @@ class NeedleBags(Sequence[Tensor]):
         rate: float,
         seed: int,
     ) -> None:
-        check_classes(needle, others)
+        if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
+            raise ConfigurationError(
+                f"needle and others must be different classes in 0 .. {CLASSES - 1}; got {needle} and {list(others)}"
+            )
         if not 0 < rate < 1:
             raise ConfigurationError(f"the rate of needles must be between 0 and 1; got {rate}")
         self.elements, self.total, self.rate, self.seed = elements, count, rate, seed
