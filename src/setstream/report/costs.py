@@ -13,8 +13,6 @@ def kept_bytes(run: Callable[[], Any], weights: Iterable[Tensor]) -> int:
     >>> weight = torch.randn(8, 8, requires_grad=True)
     >>> kept_bytes(lambda: (torch.ones(5, 8) @ weight).relu(), [weight])          # the ones and the result, 5 x 8 floats each
     320
-    >>> kept_bytes(lambda: torch.nn.functional.linear(torch.ones(5, 8), weight).relu(), [weight])
-    320
     """
     kept: dict[int, int] = {}
     alive: list[Tensor] = []  # otherwise a later tensor could reuse an earlier one's address

@@ -70,9 +70,7 @@ class NeedleBags(Sequence[Tensor]):
         seed: int,
     ) -> None:
         if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
-            raise ConfigurationError(
-                f"needle and others must be different classes in 0 .. {CLASSES - 1}; got {needle} and {list(others)}"
-            )
+            raise ConfigurationError(f"needle and others must be different classes in 0 .. 9; got {needle} and {list(others)}")
         if not 0 < rate < 1:
             raise ConfigurationError(f"the rate of needles must be between 0 and 1; got {rate}")
         self.elements, self.total, self.rate, self.seed = elements, count, rate, seed
