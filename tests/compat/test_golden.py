@@ -88,3 +88,12 @@ def test_interrupted_run_goes_on(golden, tmp_path):
     assert trainer.run().step == 4
     with torch.no_grad():
         torch.testing.assert_close(trainer.model.eval()(torch.ones(1, 9, 2)).means, answers(golden)["run"])
+
+
+@pytest.mark.parametrize("folder", ["model", "run"])
+def test_models_under_their_old_name(folder):
+    """Written by 0.1, which called the clustering model `umbc+fourier` `ours`."""
+    renamed = HERE / "0.1" / "renamed"
+    with pytest.warns(DeprecationWarning, match="'ours' is now called"), torch.no_grad():
+        means = open_model(str(renamed / folder))(torch.ones(1, 9, 2)).means
+    torch.testing.assert_close(means, load_file(renamed / "answers.safetensors")[folder])

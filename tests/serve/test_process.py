@@ -219,7 +219,7 @@ def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
         assert server.process.stdout.readline() == f"{tmp_path / 'mine'} at {server.url}   (Ctrl-C ends it)\n"
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
     done = CliRunner().invoke(app, ["serve", "deepsets", "--builder", "tests.serve.conftest:make"])
-    assert "a builder goes with a folder that save_pretrained wrote" in str(done.exception)
+    assert "builder is for folders written by save_pretrained" in str(done.exception)
 
 
 def test_a_server_answers_at_its_own_address(tmp_path):

@@ -13,7 +13,7 @@ from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Deco
 from setstream.tasks.completion.anchored import spread
 from setstream.tasks.completion.field import Waves
 from setstream.tasks.completion.models import umbc_anchors
-from setstream.tasks.completion.pretrained import SHELF
+from setstream.tasks.completion.pretrained import SHIPPED
 from setstream.training import TrainConfig, Trainer
 
 CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer", "umbc+anchors")
@@ -133,7 +133,7 @@ def test_a_place_finds_the_rows_of_the_anchors_near_it():
 
 def test_anchors_want_waves_that_their_heads_can_hold():
     for waves in (0, 9):
-        with pytest.raises(ConfigurationError, match=f"1 to 8 of them at width 128; got {waves}"):
+        with pytest.raises(ConfigurationError, match=f"waves must be 1 to 8 at width 128; got {waves}"):
             umbc_anchors(waves=waves)
 
 
@@ -293,10 +293,10 @@ def test_gradients_are_exact_in_chunks(folder):
 
 
 def test_shipped_models_are_trained_and_small():
-    assert set(SHELF.available()) == {"deepsets", "umbc+set-transformer", "umbc+anchors"}
-    assert sum(path.stat().st_size for name in SHELF.available() for path in SHELF.folder_of(name).iterdir()) < 2 * 2**20
+    assert set(SHIPPED.available()) == {"deepsets", "umbc+set-transformer", "umbc+anchors"}
+    assert sum(path.stat().st_size for name in SHIPPED.available() for path in SHIPPED.folder_of(name).iterdir()) < 2 * 2**20
     own = Completion(test_images=50, test_contexts=[200])
-    nll = {name: own.evaluate(SHELF.open(name))["nll"] for name in SHELF.available()}
+    nll = {name: own.evaluate(SHIPPED.open(name))["nll"] for name in SHIPPED.available()}
     assert nll["umbc+anchors"] + 1 < nll["umbc+set-transformer"] < nll["deepsets"] - 0.05 < -0.5
 
 

@@ -17,7 +17,7 @@ import setstream as ss
 from setstream.errors import ConfigurationError, DataError
 from setstream.report.costs import kept_bytes
 from setstream.tasks.documents import MODELS, Documents
-from setstream.tasks.documents.anchored import kinds_of_words
+from setstream.tasks.documents.anchored import word_clusters
 from setstream.tasks.documents.corpus import by_order
 from setstream.tasks.documents.eurlex import eurlex
 from setstream.tasks.documents.language import Language, framed, read_pretrained
@@ -119,10 +119,10 @@ def test_eurlex_in_its_published_layout(folder, tmp_path):
     for name in ("train", "dev", "test"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.json").write_text("[]")
-    with pytest.raises(DataError, match=r"a\.json: a law is a mapping"):
+    with pytest.raises(DataError, match=r"a\.json: expected a mapping with a list of `concepts`"):
         list(eurlex(str(tmp_path)).read())
     (tmp_path / "train" / "a.json").write_text(json.dumps({"main_body": [["q"]], "concepts": []}))
-    with pytest.raises(DataError, match=r"a\.json: header, recitals, main_body, attachments are texts"):
+    with pytest.raises(DataError, match=r"a\.json: expected texts, or lists of texts, in header, recitals"):
         list(eurlex(str(tmp_path)).read())
 
 
@@ -151,10 +151,10 @@ def test_rfcs_of_a_folder(tmp_path):
     (tmp_path / "rfc-index.txt").write_text("not one")
     found = list(rfcs(str(tmp_path)).read())
     assert [(own.id, own.text, own.labels) for own in found] == [("rfc1", "a b c", ("flow control", "tcp"))]
-    with pytest.raises(DataError, match="holds no rfcN.txt"):
+    with pytest.raises(DataError, match="expected files rfcN.txt or rfcN.txt.gz; there are none"):
         rfcs(str(tmp_path / "none"))
     for content, message in (
-        ("{", "is no JSON"),
+        ("{", "not readable as JSON"),
         ("{}", "a list of `keywords`"),
         ('{"keywords": null}', "a list of `keywords`"),
     ):
@@ -176,12 +176,12 @@ def test_pubmed_of_a_folder(tmp_path):
     (tmp_path / "a.xml.gz").write_bytes(gzip.compress(f"<PubmedArticleSet>{text}</PubmedArticleSet>".encode()))
     found = list(pubmed(str(tmp_path)).read())
     assert [(own.id, own.text, own.labels) for own in found] == [("1", "On it\nWhy. How.", ("Animals", "Rats"))]
-    with pytest.raises(DataError, match=r"holds no \*\.xml\.gz"):
+    with pytest.raises(DataError, match=r"expected \*\.xml\.gz files as PubMed"):
         pubmed(str(tmp_path / "none"))
     whole = (tmp_path / "a.xml.gz").read_bytes()
     for broken in (whole[:-20], gzip.compress(b"<PubmedArticleSet>"), b"no gzip at all"):
         (tmp_path / "a.xml.gz").write_bytes(broken)
-        with pytest.raises(DataError, match=r"a\.xml\.gz: is no whole file of PubMed"):
+        with pytest.raises(DataError, match=r"a\.xml\.gz: not a complete \.xml\.gz of PubMed"):
             list(pubmed(str(tmp_path)).read())
 
 
@@ -232,7 +232,7 @@ def test_tokens_are_made_once(task, bert, folder):
     assert np.array_equal(again.ids, task.tokens.ids)
     found = task.statistics()
     assert found["labels"] == 5  # c0 to c3, and the common one
-    assert found["labels a document"] == 2
+    assert found["labels per document"] == 2
     assert [found[name] for name in ("train", "val", "test", "without a kept label")] == [60, 20, 40, 0]
     assert found["words, mean"] == found["tokens, mean"]
 
@@ -367,7 +367,7 @@ def test_only_berts_become_longformers(bert):
     from transformers import DistilBertConfig, DistilBertModel
 
     other = DistilBertModel(DistilBertConfig(vocab_size=10, dim=8, n_layers=1, n_heads=2, hidden_dim=8))
-    with pytest.raises(ConfigurationError, match="this is a distilbert"):
+    with pytest.raises(ConfigurationError, match="got a distilbert"):
         Longformer(other)
 
 
@@ -379,7 +379,7 @@ def test_another_kind_of_model_may_stand_where_bert_stands(bert, task, tmp_path)
     AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
     own = task.build("umbc+bert", bert=str(tmp_path), num_slots=4)
     assert task.logits(own.eval(), [task.tokens.document(0)]).shape == (1, 5)
-    with pytest.raises(ConfigurationError, match="'none' is no pretrained model"):
+    with pytest.raises(ConfigurationError, match="'none' is not a pretrained model"):
         task.build("deepsets", bert="none")
 
 
@@ -472,18 +472,18 @@ def test_cls_stands_before_the_slots_and_slots_have_no_order(task, bert):
     assert not any("position" in name for name, _ in own.named_parameters())
 
 
-def test_kinds_of_words_are_groups_of_like_words():
+def test_clusters_are_groups_of_like_words():
     generator = torch.Generator().manual_seed(0)
     centres = 3 * torch.randn(4, 32, generator=generator)
     words = centres.repeat_interleave(50, 0) + 0.5 * torch.randn(200, 32, generator=generator)
-    kinds = kinds_of_words(words, 12)
+    kinds = word_clusters(words, 12)
     torch.testing.assert_close(kinds.norm(dim=1), torch.ones(12))
-    assert torch.equal(kinds, kinds_of_words(words, 12))
+    assert torch.equal(kinds, word_clusters(words, 12))
     normed = torch.nn.functional.layer_norm(words, (32,))
     nearest = ((normed - normed.mean(0)) @ kinds.T).argmax(1).view(4, 50)
     groups = [set(own.tolist()) for own in nearest]
     assert len(set.union(*groups)) == sum(len(own) for own in groups), "no kind has words of two groups"
-    assert kinds_of_words(words[:3], 8).shape == (8, 32)  # more slots than words
+    assert word_clusters(words[:3], 8).shape == (8, 32)  # more slots than words
 
 
 @pytest.mark.parametrize("activation", ["softmax", "slot-sigmoid"])
@@ -492,7 +492,7 @@ def test_anchored_slots_begin_as_means_of_like_words(task, bert, activation):
     own = model(task, "umbc+anchors+bert", activation=activation).double()
     document = task.tokens.document(0)
     words = torch.nn.functional.layer_norm(read_pretrained(bert).words.double(), (16,))[document]
-    logits = 10 * kinds_of_words(read_pretrained(bert).words, 5).double() @ words.T / 4
+    logits = 10 * word_clusters(read_pretrained(bert).words, 5).double() @ words.T / 4
     gates = logits.sigmoid()
     weights = logits.softmax(-1) if activation == "softmax" else gates / gates.sum(0)
     expected = torch.nn.functional.layer_norm(weights @ words, (16,))
@@ -694,8 +694,8 @@ def test_f1_by_length_is_that_of_fifths_of_the_documents(task):
     [
         ({"corpus": "books"}, "unknown corpus 'books': choose one of reuters"),
         ({"corpus": "eurlex"}, "give task.folder=PATH"),
-        ({"folder": "x"}, "leave task.folder out"),
-        ({"inverted": False}, "sections of eurlex; reuters has none"),
+        ({"folder": "x"}, "remove task.folder"),
+        ({"inverted": False}, "an option of eurlex only; remove it for reuters"),
         *(({name: 0}, f"{name} must be at least 1; got 0") for name in ("longest", "test_chunk", "quick")),
     ],
 )
@@ -706,7 +706,7 @@ def test_bad_options_are_refused(options, message):
 
 def test_the_command_tells_of_a_corpus_and_of_errors(folder, bert, tmp_path):
     def told(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "setstream.tasks.documents", *words]
+        command = [sys.executable, "benchmarks/documents_corpora.py", *words]
         return subprocess.run(
             command, capture_output=True, text=True, check=False, env=os.environ | {"SETSTREAM_DATA": str(tmp_path)}
         )
@@ -725,7 +725,7 @@ def test_the_command_tells_of_a_corpus_and_of_errors(folder, bert, tmp_path):
         ("umbc+bert", {"pooled": "max"}, "unknown pool 'max'"),
         ("deepsets", {"words": "gone"}, "learned or frozen"),
         ("deepsets", {"init": "zeros"}, "init is torch or he"),
-        ("umbc+anchors+bert", {"depth": -1}, "none or more; got -1"),
+        ("umbc+anchors+bert", {"depth": -1}, "must be at least 0; got -1"),
         ("umbc+anchors+bert", {"slot_dim": 3}, "does not take these options"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Figures, and the HTML report of runs."""
+"""Reports of runs: the page, the plotting and the tables that the reports of all tasks share."""
 
 import json
 from collections.abc import Iterable
@@ -6,46 +6,44 @@ from pathlib import Path
 
 from setstream._utils.import_path import find
 from setstream.report.page import Page
-from setstream.report.runs import FinishedRun, by_label, find_runs, mean_and_spread
+from setstream.report.runs import FinishedRun, by_label, find_runs, group_by
+from setstream.report.tables import SEEDS, add_runs, metric
 from setstream.training.registry import TASKS, task_class
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> list[FinishedRun]:
-    """One self-contained page about all finished runs in the folders; its pictures also as files, if a folder is given.
+    """Write one self-contained page about all finished runs in the folders.
 
-    trust: import paths that the runs' options may name although they are not ours: a backbone.
+    Args:
+        folders: run folders, or folders that contain some.
+        out: the page.
+        figures: a folder for the page's pictures as separate files, if given.
+        trust: import paths outside setstream that the runs' options may name, such as a backbone.
+
+    Returns:
+        The runs that the page is about.
+
     """
     runs = find_runs(folders, trust)
-    tasks = list(dict.fromkeys(run.config.task for run in runs))
-    page = Page("setstream: " + ", ".join(tasks))
-    for task in tasks:
-        own = [run for run in runs if run.config.task == task]
+    by_task = group_by(runs, lambda run: run.config.task)
+    page = Page("setstream: " + ", ".join(by_task))
+    for task, task_runs in by_task.items():
         place = task_class(task).report if task in TASKS else None
         if place is not None:
-            find(place, "report")(page, own)
+            find(place, "report")(page, task_runs)
         else:
-            add_table(page, task, own)
+            page.section(task)
+            names = dict.fromkeys(name for run in task_runs for name in run.metrics)
+            add_runs(page, by_label(task_runs), {name: metric(name) for name in names} | SEEDS)
     page.section("Runs")
     for run in runs:
         page.text(str(run.folder.name))
         page.code(json.dumps(run.config.to_dict()))
-    environments = {(run.folder / "environment.json").read_text() for run in runs}
     page.section("Hardware and versions")
-    for text in sorted(environments):
+    for text in sorted({(run.folder / "environment.json").read_text() for run in runs}):
         page.code(text)
     page.write(out, figures)
     return runs
-
-
-def add_table(page: Page, task: str, runs: list[FinishedRun]) -> None:
-    """The final metrics of any task."""
-    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
-    rows = []
-    for label, group in by_label(runs).items():
-        cells = [[run.metrics[name] for run in group if name in run.metrics] for name in names]
-        rows.append([label, *(mean_and_spread(cell) if cell else "" for cell in cells), str(len(group))])
-    page.section(task)
-    page.table(["model (gradient)", *names, "seeds"], rows)
 
 
 __all__ = ["Page", "find_runs", "write_report"]

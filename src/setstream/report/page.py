@@ -1,4 +1,4 @@
-"""One self-contained HTML page: text, tables and pictures, no file beside it and nothing from other hosts."""
+"""One self-contained HTML page: text, tables and pictures in a single file, without links to other files or hosts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Page:
         self.parts.append(f"<p>{html.escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """A command or file as it is."""
+        """A command or file, verbatim."""
         self.parts.append(f"<pre><code>{html.escape(text)}</code></pre>")
 
     def table(self, columns: list[str], rows: list[list[str]], note: str = "") -> None:
@@ -59,13 +59,13 @@ class Page:
             self.parts.append(f'<p class="note">{html.escape(note)}</p>')
 
     def figure(self, figure: Figure, about: str) -> None:
-        """A matplotlib figure."""
+        """A matplotlib figure with its caption."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
         self.picture(buffer.getvalue(), "png", about)
 
     def picture(self, content: bytes, kind: str, about: str) -> None:
-        """A picture: png or gif."""
+        """A picture (png or gif) with its caption."""
         words = re.sub(r"[^a-z0-9]+", "-", about.lower()).strip("-")
         self.pictures.append((f"{len(self.pictures) + 1:02}-{words[:60]}.{kind}", content))
         data = base64.b64encode(content).decode()
@@ -74,13 +74,10 @@ class Page:
 
     def html(self) -> str:
         """The page."""
-        title = html.escape(self.title)
+        title, body = html.escape(self.title), "\n".join(self.parts)
         head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-        return (
-            f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body><h1>{title}</h1>'
-            + "\n".join(self.parts)
-            + "</body></html>"
-        )
+        head += f"<style>{STYLE}</style>"
+        return f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{title}</h1>{body}</body></html>'
 
     def write(self, path: Path, figures: Path | None = None) -> None:
         """Write the page to a file, and its pictures into a folder if one is given."""

@@ -15,7 +15,7 @@ from setstream.models.stream import SetStream
 from setstream.pools.base import AVERAGE
 from setstream.serve.playground.messages import SIDE, Paint, Truth
 from setstream.tasks.completion.field import Field
-from setstream.tasks.completion.pretrained import SHELF
+from setstream.tasks.completion.pretrained import pretrained
 from setstream.tasks.completion.task import as_pixels, places
 
 MODELS = ("umbc+anchors", "umbc+set-transformer", "deepsets")
@@ -89,4 +89,4 @@ class Picture:
 @cache
 def models() -> dict[str, SetModel]:
     """The models, read when the first visitor comes."""
-    return {name: SHELF.open(name) for name in MODELS}
+    return {name: pretrained(name) for name in MODELS}

@@ -1,10 +1,10 @@
 """Sets of points drawn from mixtures of Gaussians, and the likelihood of such mixtures.
 
-    π ~ Dirichlet(1),  μ_k ~ U(-4, 4),  σ_k ~ U(low, high)           one mixture a set, K components in D dimensions
+    π ~ Dirichlet(1),  μ_k ~ U(-4, 4),  σ_k ~ U(low, high)           one mixture per set, K components in D dimensions
     x_j ~ Σ_k π_k N(μ_k, diag σ_k²)
 
-`released`: σ ~ U(0.1, 0.6), as the paper's published experiment draws standard deviations. `text`: σ ~ U(0.3, 0.6), as its
-appendix writes, and set sizes between half and all of the given number.
+`released`: σ ~ U(0.1, 0.6), as in the paper's published code. `text`: σ ~ U(0.3, 0.6), as in its appendix, with set sizes
+between half of the given number and all of it.
 """
 
 import math
@@ -54,7 +54,6 @@ class DiagonalMixture(MixtureSameFamily):
         super().__init__(Categorical(logits=logits.unsqueeze(1), validate_args=False), components, validate_args=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Of points (B, N, D): (B, N)."""
         return log_likelihood(self.logits, self.means, self.scales, value)
 
     def named(self) -> dict[str, Tensor]:
@@ -63,7 +62,7 @@ class DiagonalMixture(MixtureSameFamily):
 
     def flat(self) -> Tensor:
         """All parameters of each set's mixture as one row: weights, means, scales."""
-        return torch.cat([own.flatten(1) for own in self.named().values()], dim=1)
+        return torch.cat([parameter.flatten(1) for parameter in self.named().values()], dim=1)
 
     def nll(self, points: Tensor) -> Tensor:
         """The mean negative log-likelihood of each set's points (B, N, D): (B,), streamed where N is large."""
@@ -72,14 +71,14 @@ class DiagonalMixture(MixtureSameFamily):
 
 @dataclass(frozen=True)
 class Sample:
-    """Points (B, N, D) with the component (B, N) each came from, and the mixtures that made them."""
+    """Points (B, N, D), the component (B, N) of each, and the mixtures that they were drawn from."""
 
     points: Tensor
     labels: Tensor
     truth: DiagonalMixture
 
     def oracle(self) -> Tensor:
-        """The NLL (B,) of the points under the true parameters: the score to beat."""
+        """The NLL (B,) of the points under the true parameters."""
         return self.truth.nll(self.points)
 
 
@@ -92,7 +91,7 @@ def sample(
     variant: str = "released",
     generator: torch.Generator | None = None,
 ) -> Sample:
-    """Draw sets of points, each from a mixture of its own.
+    """Draw sets of points, each set from another mixture.
 
     >>> drawn = sample(2, 100, generator=torch.Generator().manual_seed(0))
     >>> drawn.points.shape, drawn.labels.shape

@@ -4,19 +4,17 @@ from pathlib import Path
 
 from setstream.models.model import SetModel
 from setstream.tasks.clustering.models import MODELS
-from setstream.tasks.shelf import Shelf
+from setstream.tasks.registry import ShippedModels
 
-SHELF = Shelf(Path(__file__).parent / "weights", MODELS)
+SHIPPED = ShippedModels(Path(__file__).parent / "weights", MODELS)
 
 
 def pretrained(name: str) -> SetModel:
     """A trained clustering model, in eval mode.
 
     >>> import torch
-    >>> model = pretrained("umbc+set-transformer")
     >>> points = torch.randn(1, 1000, 2)
-    >>> nll = -model(points).log_prob(points)          # of every point
-    >>> nll.shape
+    >>> pretrained("umbc+set-transformer")(points).log_prob(points).shape
     torch.Size([1, 1000])
     """
-    return SHELF.open(name)
+    return SHIPPED.open(name)

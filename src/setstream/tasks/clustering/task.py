@@ -2,20 +2,21 @@
 
     loss = - mean_j log Σ_k π_k N(x_j; μ_k, σ_k),     (π, μ, σ) = model(points)
 
-No labels: the likelihood of the set's own points is the loss. Beside every NLL stands the oracle, that of the true parameters;
-the gap between them is the score.
+There are no labels: the likelihood of the set's own points is the loss. The score is the gap between the model's NLL and that
+of the true parameters, the oracle.
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from functools import cached_property
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from setstream.models.model import SetModel
-from setstream.pools.base import AVERAGE
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
 from setstream.tasks.clustering.models import MODELS, MixtureHead
+from setstream.tasks.prediction import predict_in_chunks
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -23,17 +24,23 @@ TEST_BATCH = 100
 
 
 class Clustering(Task):
-    """Mixtures of `clusters` Gaussians in `dim` dimensions.
+    """Mixtures of Gaussians.
 
-    points:       in a training set; test_points: in a test set.
-    variant:      released or text (see `mixtures.py`).
-    test_sets:    how many there are; a fifth of them while training goes on.
-    test_chunk:   at test time, models that are not consistent see chunks of this size and average them.
+    Args:
+        points: points in a training set.
+        clusters: components of a mixture.
+        dim: dimensions of a point.
+        variant: how mixtures are drawn, `released` or `text` (see `mixtures.py`).
+        test_points: points in a test set.
+        test_sets: the number of test sets; a fifth of them is used during training.
+        test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
+        test_seed: the seed of the test sets.
+
     """
 
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
-    report = "setstream.tasks.clustering.report:add_evidence"
+    report = "setstream.tasks.clustering.report:add_report"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
     def __init__(
@@ -49,64 +56,57 @@ class Clustering(Task):
     ) -> None:
         self.points, self.clusters, self.dim, self.variant = points, clusters, dim, variant
         self.test_points, self.test_sets, self.test_chunk, self.test_seed = test_points, test_sets, test_chunk, test_seed
-        self._tests: list[Sample] | None = None
 
     def build(self, model: str, **options: object) -> SetModel:
-        """One of the models, for this number of clusters and dimensions."""
         return super().build(model, **({"clusters": self.clusters, "dim": self.dim} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Fresh mixtures at every step."""
+        """New mixtures at every step."""
         points = self.points
         if self.variant == "text":
             points = int(torch.randint(self.points // 2, self.points + 1, (), generator=generator))
         return {"points": self.draw(size, points, generator).points}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """The mean negative log-likelihood of what training sees of the sets."""
+        """The mean negative log-likelihood of the points that training sees."""
         x = encode.sees(batch["points"])
-        head = model.head
-        assert isinstance(head, MixtureHead)
+        head = cast(MixtureHead, model.head)
         return negative_log_likelihood(*head.raw(encode(model.encoder, x)), x).mean()
 
     def tests(self) -> list[Sample]:
         """The test sets, in batches: the same for every model and seed."""
-        if self._tests is None:
-            starts = range(0, self.test_sets, TEST_BATCH)
-            generators = [torch.Generator().manual_seed(mix(self.test_seed, start, 3)) for start in starts]
-            sizes = [min(TEST_BATCH, self.test_sets - start) for start in starts]
-            self._tests = [
-                self.draw(size, self.test_points, generator) for size, generator in zip(sizes, generators, strict=True)
-            ]
         return self._tests
 
-    @torch.no_grad()
+    @cached_property
+    def _tests(self) -> list[Sample]:
+        batches = []
+        for start in range(0, self.test_sets, TEST_BATCH):
+            generator = torch.Generator().manual_seed(mix(self.test_seed, start, 3))
+            batches.append(self.draw(min(TEST_BATCH, self.test_sets - start), self.test_points, generator))
+        return batches
+
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
-        """NLL, oracle and gap; of models that are not consistent, given chunks, and beside it given whole sets."""
+        """NLL, oracle and gap, with sets in chunks; for models that are not consistent, also the NLL with whole sets."""
         tests = self.tests()[: max(1, len(self.tests()) // 5)] if quick else self.tests()
-        oracle = torch.cat([test.oracle() for test in tests])
-        nll = torch.cat([self.predict(model, test.points).nll(test.points.to(_device(model))).cpu() for test in tests])
-        found = {"nll": float(nll.mean()), "oracle": float(oracle.mean()), "gap": float((nll - oracle).mean())}
+        nll, oracle = self.nll(model, tests), torch.cat([test.oracle() for test in tests])
+        metrics = {"nll": float(nll.mean()), "oracle": float(oracle.mean()), "gap": float((nll - oracle).mean())}
         if len(nll) > 1:
-            found["gap_error"] = float((nll - oracle).std() / len(nll) ** 0.5)
+            metrics["gap_error"] = float((nll - oracle).std() / len(nll) ** 0.5)
         if not model.encoder.pool.consistent:
-            whole = [model(test.points.to(_device(model))).nll(test.points.to(_device(model))).cpu() for test in tests]
-            found["nll_whole"] = float(torch.cat(whole).mean())
-        return found
+            metrics["nll_whole"] = float(self.nll(model, tests, chunk=self.test_points).mean())
+        return metrics
 
     @torch.no_grad()
-    def predict(self, model: SetModel, points: Tensor) -> DiagonalMixture:
-        """The mixtures of sets of points, given chunk by chunk."""
-        stream = model.stream(chunks=AVERAGE)
-        for chunk in points.to(_device(model)).split(self.test_chunk, dim=1):
-            stream.update(chunk)
-        mixture: DiagonalMixture = stream.predict()
-        return mixture
+    def nll(self, model: SetModel, tests: list[Sample], chunk: int | None = None) -> Tensor:
+        """The NLL of each test set's points under the model's mixture; `chunk`: see `predict`."""
+        return torch.cat(
+            [self.predict(model, test.points, chunk).nll(test.points.to(model.encoder.device)) for test in tests]
+        ).cpu()
+
+    def predict(self, model: SetModel, points: Tensor, chunk: int | None = None) -> DiagonalMixture:
+        """The mixtures of sets of points (B, N, D), given in chunks of `test_chunk` points or as said."""
+        return predict_in_chunks(model, points.to(model.encoder.device).split(chunk or self.test_chunk, dim=1))
 
     def draw(self, sets: int, points: int, generator: torch.Generator) -> Sample:
         """Sets of this task's kind."""
         return sample(sets, points, clusters=self.clusters, dim=self.dim, variant=self.variant, generator=generator)
-
-
-def _device(model: SetModel) -> torch.device:
-    return next(model.parameters()).device

@@ -1,9 +1,9 @@
-"""What a completion model says of an image: a Gaussian for every place and channel.
+"""What a completion model predicts of an image: a Gaussian for every place and channel.
 
-    (μ, s) = decoder([r, p])           r (width,) what the encoder read, p in [0, 1]² a place
+    (μ, s) = decoder([r, p])           r (width,) the encoding of the context, p in [0, 1]² a place
     y_p ~ N(μ, σ²),  σ = σ₀ + (1 - σ₀) softplus(s)
 
-Places may be any: those of the image, of a finer grid, or a few of them.
+Any places can be predicted: those of the image, of a finer grid, or a few of them.
 """
 
 from abc import ABC, abstractmethod
@@ -18,17 +18,17 @@ from setstream.nn.mlp import mlp
 
 # As the paper's appendix has them.
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-#: As conditional neural processes have it: no colour is ever known better than to a tenth of its range.
+#: As in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
 SMALLEST_SCALE = 0.1
 
-# Places evaluated with a graph at a time: more are streamed.
+# With more places than this, the loss is streamed.
 STREAMED_FROM = 16_384
 
 
 class Waves(nn.Module):
-    """Rows that begin with a place p in [0, 1]², with sin 2^i πp and cos 2^i πp for i < count put before them.
+    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p in [0, 1]².
 
-    Layers on bare places are smooth functions of them: large images need the waves for what is small in them.
+    Layers on plain places are smooth functions of them: large images need the waves for their details.
 
     >>> Waves(3)(torch.rand(7, 5)).shape
     torch.Size([7, 17])
@@ -39,7 +39,7 @@ class Waves(nn.Module):
         self.count = count
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(..., 2 + any) to (..., 4 count + 2 + any)."""
+        """Rows (..., 2 + any) to (..., 4 count + 2 + any)."""
         if self.count == 0:
             return rows
         angles = rows[..., :2].unsqueeze(-1) * (torch.pi * 2.0 ** torch.arange(self.count, device=rows.device))
@@ -48,7 +48,7 @@ class Waves(nn.Module):
 
 
 class GaussianDecoder(nn.Module, ABC):
-    """What was read of sets (B, ...), and places (B, T, 2), to means and scales (B, T, channels)."""
+    """Encodings of sets (B, ...), and places (B, T, 2), to means and scales (B, T, channels)."""
 
     def __init__(self, channels: int, smallest_scale: float) -> None:
         super().__init__()
@@ -59,7 +59,6 @@ class GaussianDecoder(nn.Module, ABC):
         """μ and s beside each other, (B, T, 2 channels)."""
 
     def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and scales."""
         mean, raw = self.raw(read, places).chunk(2, dim=-1)
         return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
 
@@ -77,10 +76,9 @@ class Decoder(GaussianDecoder):
         """For r (B, width), or (B, 1, width), at places (B, T, 2)."""
         read = read.flatten(1)
         of_read, of_place = self.first.weight.split([read.shape[-1], 2 + 4 * self.waves.count], dim=1)
-        # The share of r in the first layer is the same for all places: once an image, and not once a place.
+        # The part of the first layer that depends on r is the same for all places of an image.
         shared = F.linear(read, of_read, self.first.bias)  # (B, width)
-        answer: Tensor = self.rest(F.linear(self.waves(places), of_place) + shared.unsqueeze(1))
-        return answer
+        return self.rest(F.linear(self.waves(places), of_place) + shared.unsqueeze(1))
 
 
 class PixelLoss(nn.Module):
@@ -98,7 +96,7 @@ class PixelLoss(nn.Module):
 
 
 class Field:
-    """The image as the model sees it: `at(places)` is a distribution, `nll(targets)` its mean loss over them."""
+    """A predicted image: `at(places)` is a distribution, `nll(targets)` its mean loss over targets."""
 
     def __init__(self, read: Tensor, decoder: GaussianDecoder) -> None:
         self.read, self.decoder = read, decoder
@@ -109,7 +107,7 @@ class Field:
         return Normal(mean, scale, validate_args=False)
 
     def nll(self, targets: Tensor, chunk_size: int = STREAMED_FROM) -> Tensor:
-        """Nats a pixel (B,), over targets (B, T, 2 + channels); in constant memory where there are many."""
+        """Nats per pixel (B,), over targets (B, T, 2 + channels); in constant memory if there are many."""
         loss = PixelLoss(self.decoder)
         if targets.shape[1] <= chunk_size:
             return loss(self.read, targets).mean(1)
@@ -117,12 +115,11 @@ class Field:
 
 
 class FieldHead(nn.Module):
-    """A body that makes of the pool's output (B, ...) what the decoder reads, and the decoder."""
+    """A body on the pool's output (B, ...), and the decoder that reads the result."""
 
     def __init__(self, body: nn.Module, decoder: GaussianDecoder) -> None:
         super().__init__()
         self.body, self.decoder = body, decoder
 
     def forward(self, z: Tensor) -> Field:
-        """One field a set."""
         return Field(self.body(z), self.decoder)

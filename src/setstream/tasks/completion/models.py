@@ -1,14 +1,13 @@
-"""The models of the paper's image completion: a set of pixels, a set encoder, a decoder that answers for any place.
+"""The models of the paper's image completion: a set of pixels, a set encoder, a decoder for any place.
 
     (place, colour) --four layers of 128--> features --pool--> z --body--> r (128,) --decoder at p--> mean and scale of a colour
 
-The paper's share phi and the decoder, and differ in what lies between; ours is in anchored.py. Set functions that need their
-whole input stand in `ChunkMean`: given chunks, they are averaged, which is how the paper tests them. `waves` is for large
-images: see field.Waves.
+The paper's models share phi and the decoder and differ in the pool and its body; `umbc+anchors` is in anchored.py. Set
+functions that need their whole input are wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `waves` is
+for large images: see field.Waves.
 
-The paper does not say how weights begin. `init` is the one of torch ("torch"), which lets features shrink from layer to layer,
-or the one of He ("he"), which keeps their size, in phi and the decoder: nearly equal features are attended to nearly equally,
-and slots that all see the mean of the set learn slowly.
+`init` is the initialisation of phi and the decoder, which the paper does not give: torch's default ("torch"), with which
+features shrink from layer to layer, or He's ("he"), which keeps their size. Slots that see nearly equal features learn slowly.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> t
 
 
 def completion_model(parts: Parts) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its body only; it has the docstring of `parts`."""
+    """A builder of models that differ in their pool and its body only, with the docstring of `parts`."""
 
     def build(
         channels: int = 3,
@@ -53,7 +52,7 @@ def completion_model(parts: Parts) -> Callable[..., SetModel]:
 
 
 def deepsets(width: int) -> tuple[Pool, nn.Module]:
-    """Mean pooling: the conditional neural process as it was first written."""
+    """Mean pooling: the original conditional neural process."""
     return DeepSets("mean"), nn.Identity()
 
 
@@ -63,7 +62,7 @@ def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: A
 
 
 def sse_hierarchical(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> tuple[Pool, nn.Module]:
-    """Two Slot Set Encoders on top of each other, the second with one slot."""
+    """Two stacked Slot Set Encoders, the second with one slot."""
     return HierarchicalSSE(width, (num_slots, 1), heads=HEADS, normalise=normalise, **options), nn.Identity()
 
 
@@ -79,7 +78,7 @@ def diff_em(width: int, steps: int = 3) -> tuple[Pool, nn.Module]:
 
 
 def set_transformer(width: int) -> tuple[Pool, nn.Module]:
-    """Two SABs on the pixels themselves, pooling by attention."""
+    """Two SABs on the pixels, pooling by attention."""
     return ChunkMean(SetTransformer(width, HEADS), width), nn.Identity()
 
 
@@ -97,14 +96,12 @@ def umbc_anchors(
     init: str = "he",
     num_slots: int = SLOTS,
 ) -> SetModel:
-    """Ours: slots that begin as places of the image, two SABs on them; every place of the image asks the slots near it.
+    """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it.
 
-    init is that of phi, and of the decoder's layers behind its attention.
+    `init` is for phi, and for the decoder's layers behind its attention.
     """
     if not 1 <= waves <= width // HEADS // 4:
-        raise ConfigurationError(
-            f"anchors are told apart by waves of their places: 1 to {width // HEADS // 4} of them at width {width}; got {waves}"
-        )
+        raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")
     anchors, features = spread(num_slots), AnchoredFeatures(waves, width, channels)
     pool = anchored_slots(anchors, waves, width, HEADS)
     decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)

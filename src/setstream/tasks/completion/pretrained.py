@@ -4,18 +4,18 @@ from pathlib import Path
 
 from setstream.models.model import SetModel
 from setstream.tasks.completion.models import MODELS
-from setstream.tasks.shelf import Shelf
+from setstream.tasks.registry import ShippedModels
 
-SHELF = Shelf(Path(__file__).parent / "weights", MODELS)
+SHIPPED = ShippedModels(Path(__file__).parent / "weights", MODELS)
 
 
 def pretrained(name: str) -> SetModel:
-    """A trained completion model of 32x32 images in colour, in eval mode.
+    """A trained completion model of 32x32 colour images, in eval mode.
 
     >>> import torch
     >>> from setstream.tasks.completion import places
-    >>> pixels = torch.cat([torch.rand(1, 90, 2), torch.ones(1, 90, 3)], -1)           # ninety white pixels, somewhere
+    >>> pixels = torch.cat([torch.rand(1, 90, 2), torch.ones(1, 90, 3)], -1)           # ninety white pixels at random places
     >>> bool(pretrained("umbc+set-transformer")(pixels).at(places(32, 32)[None]).mean.mean() > 0.8)
     True
     """
-    return SHELF.open(name)
+    return SHIPPED.open(name)

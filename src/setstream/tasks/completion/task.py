@@ -1,7 +1,7 @@
 """Image completion: all pixels of an image from a set of some of them.
 
     context   {(p_j, y_j)}  N pixels at random places p in [0, 1]², y in [0, 1]^C          the set
-    loss = - mean_p Σ_c log N(y_pc; μ_pc, σ_pc²)       over all pixels, or `targets` of them at random        nats a pixel
+    loss = - mean_p Σ_c log N(y_pc; μ_pc, σ_pc²)       over all pixels, or `targets` of them at random        nats per pixel
 
 The image is the label, and the context is a part of it.
 """
@@ -16,13 +16,14 @@ from torch import Tensor
 from setstream.data.images import Images, celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
-from setstream.pools.base import AVERAGE
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
+from setstream.tasks.prediction import predict_in_chunks
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
-DATA = ("cifar10", "mnist", "celeba", "folder")
+REGISTRY = {"cifar10": cifar10, "mnist": mnist}  # fetched; the others are read from a folder
+DATA = (*REGISTRY, "celeba", "folder")
 TEST_BATCH = 50
 
 
@@ -52,18 +53,23 @@ def choose(pixels: Tensor, count: int, generator: torch.Generator) -> Tensor:
 class Completion(Task):
     """Images from some of their pixels.
 
-    data:           cifar10, mnist, celeba or folder; the last two are read from `folder`.
-    side:           pictures of a folder, and faces, are resized to side x side.
-    fewest, most:   pixels in a training context, drawn for each step.
-    targets:        pixels a step that the loss looks at, at random; 0: all of them.
-    test_images:    how many are tested on; a fifth of them while training goes on.
-    test_contexts:  the sizes of context that are tested; the metric `nll` is their mean.
-    test_chunk:     at test time, the context comes in chunks of this size.
+    Args:
+        data: cifar10, mnist, celeba or folder; the last two are read from `folder`.
+        folder: where the images are.
+        side: the images of a folder, and faces, are resized to side x side.
+        fewest: pixels in the smallest training context; its size is drawn at each step.
+        most: pixels in the largest training context.
+        targets: random pixels per step that the loss is computed on; 0: all.
+        test_images: the number of test images; a fifth of them is used during training.
+        test_contexts: the context sizes that are tested; the metric `nll` is their mean.
+        test_chunk: pixels per chunk of the context in a test.
+        test_seed: the seed of the test contexts.
+
     """
 
     name = "completion"
-    summary = "images from a set of their pixels, as a conditional neural process (NLL a pixel)"
-    report = "setstream.tasks.completion.report:add_evidence"
+    summary = "images from a set of their pixels, as a conditional neural process (NLL per pixel)"
+    report = "setstream.tasks.completion.report:add_report"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
     def __init__(
@@ -84,32 +90,28 @@ class Completion(Task):
         if data in ("celeba", "folder") and folder is None:
             raise ConfigurationError(f"the data {data!r} are read from a folder: give task.folder=PATH")
         if not 1 <= fewest <= most:
-            raise ConfigurationError(f"a context has at least one pixel and fewest <= most; got {fewest} and {most}")
+            raise ConfigurationError(f"context sizes need 1 <= fewest <= most; got {fewest} and {most}")
         self.data, self.folder, self.side, self.fewest, self.most, self.targets = data, folder, side, fewest, most, targets
         self.test_images, self.test_contexts, self.test_chunk = test_images, list(test_contexts), test_chunk
         self.test_seed = test_seed
 
     @cached_property
     def images(self) -> dict[str, Images]:
-        """train and test; read when they are first asked for."""
-        if self.data == "cifar10":
-            return cifar10()
-        if self.data == "mnist":
-            return mnist()
-        assert self.folder is not None
+        """train and test; read at the first use."""
+        if self.folder is None or self.data in REGISTRY:
+            return REGISTRY[self.data]()
         return (celeba if self.data == "celeba" else pictures)(self.folder, self.side)
 
     @property
     def channels(self) -> int:
-        """Of a pixel: known without reading the images."""
+        """Channels of a pixel, without reading the images."""
         return 1 if self.data == "mnist" else 3
 
     def build(self, model: str, **options: object) -> SetModel:
-        """One of the models, for these channels."""
         return super().build(model, **({"channels": self.channels} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Images at random, a context of each, and the pixels that the loss looks at."""
+        """Random images: a context of each, and the pixels for the loss."""
         train = self.images["train"].pixels
         chosen = torch.randint(len(train), (size,), generator=generator)
         pixels = as_pixels(train[chosen])
@@ -119,14 +121,13 @@ class Completion(Task):
         return {"context": context, "targets": choose(pixels, self.targets, generator) if wanted else pixels}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Nats a pixel."""
+        """Nats per pixel."""
         field: Field = model.head(encode(model.encoder, batch["context"]))
         return field.nll(batch["targets"]).mean()
 
     def test_pixels(self, start: int, stop: int) -> Tensor:
-        """Test images as pixels, each in a random order of its own: its first n are its context of n."""
-        own = self.images["test"].pixels[start:stop]
-        pixels = as_pixels(own)
+        """Test images as pixels, each in another random order: its first n pixels are its context of size n."""
+        pixels = as_pixels(self.images["test"].pixels[start:stop])
         generator = torch.Generator().manual_seed(mix(self.test_seed, start, 5))
         return choose(pixels, pixels.shape[1], generator)
 
@@ -136,27 +137,22 @@ class Completion(Task):
 
     @torch.no_grad()
     def losses(self, model: SetModel, context: int, tests: int | None = None, chunk: int | None = None) -> Tensor:
-        """Nats a pixel of each test image, given its first `context` pixels chunk by chunk: of `test_chunk`, or as said."""
-        device = next(model.parameters()).device
+        """Nats per pixel of each test image, given its first `context` pixels; `chunk`: see `predict`."""
         total = self.tests() if tests is None else tests
-        found = []
+        values = []
         for start in range(0, total, TEST_BATCH):
-            pixels = self.test_pixels(start, min(start + TEST_BATCH, total)).to(device)
-            found.append(self.predict(model, pixels[:, :context], chunk).nll(pixels).cpu())
-        return torch.cat(found)
+            pixels = self.test_pixels(start, min(start + TEST_BATCH, total)).to(model.encoder.device)
+            values.append(self.predict(model, pixels[:, :context], chunk).nll(pixels).cpu())
+        return torch.cat(values)
 
     def predict(self, model: SetModel, context: Tensor, chunk: int | None = None) -> Field:
-        """The images as the model sees them after the context (B, N, 2 + C), given chunk by chunk."""
-        stream = model.stream(chunks=AVERAGE)
-        for piece in context.split(chunk or self.test_chunk, dim=1):
-            stream.update(piece)
-        field: Field = stream.predict()
-        return field
+        """The completed images, given the context (B, N, 2 + C) in chunks of `test_chunk` pixels or as said."""
+        return predict_in_chunks(model, context.split(chunk or self.test_chunk, dim=1))
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """NLL for each size of context, and their mean with its standard error over the images."""
         tests = max(1, self.tests() // 5) if quick else self.tests()
         by_context = {context: self.losses(model, context, tests) for context in self.test_contexts}
-        each = torch.stack(list(by_context.values())).mean(0)
-        found = {"nll": float(each.mean())} | {f"nll_{n}": float(own.mean()) for n, own in by_context.items()}
-        return found | ({"nll_error": float(each.std() / len(each) ** 0.5)} if len(each) > 1 else {})
+        images = torch.stack(list(by_context.values())).mean(0)
+        metrics = {"nll": float(images.mean())} | {f"nll_{n}": float(losses.mean()) for n, losses in by_context.items()}
+        return metrics | ({"nll_error": float(images.std() / len(images) ** 0.5)} if len(images) > 1 else {})

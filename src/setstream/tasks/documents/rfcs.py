@@ -1,6 +1,6 @@
-"""RFCs, the documents of the internet, with the keywords of their index: some 7,000 words each.
+"""RFCs with the keywords of their index: about 7,000 words each.
 
-The texts are those of Debian's doc-rfc packages, or of a folder of yours that holds rfcN.txt (or .txt.gz) and rfcN.json.
+The texts are those of Debian's doc-rfc packages, or of a folder with rfcN.txt (or .txt.gz) and rfcN.json.
 """
 
 import gzip
@@ -19,16 +19,16 @@ MARK = "["
 
 
 def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
-    """Texts that carry a keyword; the split follows from their names."""
+    """The texts with a keyword; split by a hash of their names."""
 
     def wanted(name: str) -> bool:
         return TEXT.fullmatch(name) is not None or re.fullmatch(r"rfc\d+\.json", name) is not None
 
-    def place() -> Path:
+    def root() -> Path:
         return Path(folder) if folder else fetch_debian([f"doc-rfc-{kind}" for kind in KINDS], "non-free", wanted)
 
     def read() -> Iterator[Document]:
-        files = texts(place())
+        files = texts(root())
         for name, file in sorted(files.items(), key=lambda pair: int(pair[0][3:])):
             about = described(name, file)
             labels = keywords(about) if about.is_file() else ()
@@ -39,7 +39,7 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
                     yield Document(name, text, labels, by_hash(name))
 
     def stamp() -> str:
-        files = texts(place())
+        files = texts(root())
         descriptions = (described(name, file) for name, file in files.items())
         return stamp_of([*files.values(), *(file for file in descriptions if file.is_file())])
 
@@ -47,23 +47,23 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
 
 
 def texts(folder: Path) -> dict[str, Path]:
-    """Files of texts below a folder, by the name of the RFC."""
-    found = {match[1]: file for file in sorted(folder.rglob("rfc*")) if (match := TEXT.fullmatch(file.name))}
-    if not found:
-        raise DataError(f"{folder}: holds no rfcN.txt and no rfcN.txt.gz")
-    return found
+    """The text files below a folder, by the name of the RFC."""
+    files = {match[1]: file for file in sorted(folder.rglob("rfc*")) if (match := TEXT.fullmatch(file.name))}
+    if not files:
+        raise DataError(f"{folder}: expected files rfcN.txt or rfcN.txt.gz; there are none")
+    return files
 
 
 def described(name: str, text: Path) -> Path:
-    """Where the keywords of a text are."""
+    """The file with the keywords of a text."""
     return text.with_name(f"{name}.json")
 
 
 def keywords(file: Path) -> tuple[str, ...]:
-    """In small letters, without the index's marks."""
-    found = read_json(file)
-    given = found.get("keywords") if isinstance(found, dict) else None
+    """The keywords of a file, in lower case, without the index's marks."""
+    about = read_json(file)
+    given = about.get("keywords") if isinstance(about, dict) else None
     if not isinstance(given, list) or not all(isinstance(keyword, str) for keyword in given):
-        raise DataError(f"{file}: what is known of an RFC is a mapping with a list of `keywords`, each a text; this one is not")
-    own = (" ".join(keyword.lower().split()) for keyword in given)
-    return tuple(sorted({keyword for keyword in own if keyword and not keyword.startswith(MARK)}))
+        raise DataError(f"{file}: expected a mapping with a list of `keywords`, all of them texts")
+    plain = (" ".join(keyword.lower().split()) for keyword in given)
+    return tuple(sorted({keyword for keyword in plain if keyword and not keyword.startswith(MARK)}))

@@ -1,7 +1,7 @@
 """Long documents: several labels for each, from all its words.
 
 loss = mean over documents of  - Σ_l ( y_l log σ(z_l) + (1 - y_l) log(1 - σ(z_l)) )          z_l: the logit of label l
-ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, and beside it the τ with the best micro F1 on the validation documents
+ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, or the τ with the best micro F1 on the validation documents
 """
 
 from collections.abc import Callable
@@ -15,11 +15,10 @@ from torch import Tensor
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
-from setstream.tasks.documents.corpus import Corpus
 from setstream.tasks.documents.eurlex import eurlex
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals, summary
-from setstream.tasks.documents.models import MODELS, begin_at_rates
+from setstream.tasks.documents.models import MODELS, initialise_bias
 from setstream.tasks.documents.pubmed import pubmed
 from setstream.tasks.documents.reuters import reuters
 from setstream.tasks.documents.rfcs import rfcs
@@ -27,7 +26,7 @@ from setstream.tasks.documents.tokens import Split, Tokens, labelled, statistics
 from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
-#: Each corpus with its smallest document, in words, and how many training documents a label needs.
+#: For each corpus: words of the shortest document, and training documents that a label needs.
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
 TEST_BATCH = 8
 
@@ -35,20 +34,23 @@ TEST_BATCH = 8
 class Documents(Task):
     """Documents of a corpus, as sets of token ids.
 
-    corpus:         reuters, rfcs, pubmed or eurlex; the last is read from `folder`, rfcs and pubmed may be.
-    bert:           the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
-    fewest_words:   of a document; None: 200 for reuters, none for others.
-    label_minimum:  training documents that a label needs; None: 20 for reuters, 30 for rfcs, 50 for pubmed;
-                    0, all labels, for eurlex.
-    inverted:       eurlex with its sections in the opposite order, as the paper has it; False: as they were written.
-    longest:        tokens at the beginning of a document that are read, where memory does not suffice for all; None: all.
-    test_chunk:     words at a time in a test.
-    quick:          validation documents that are looked at while training goes on.
+    Args:
+        corpus: reuters, rfcs, pubmed or eurlex.
+        folder: where the corpus is; required for eurlex, possible for rfcs and pubmed.
+        bert: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
+        fewest_words: words of the shortest document that is used; by default 200 for reuters, 0 for others.
+        label_minimum: training documents that a label needs; by default 20 for reuters, 30 for rfcs, 50 for pubmed, and 0 (all
+            labels) for eurlex.
+        inverted: eurlex with its sections in reverse order, as in the paper; False: in their own order.
+        longest: read at most so many tokens at the beginning of a document; None: all.
+        test_chunk: words per chunk in a test.
+        quick: validation documents that are used during training.
+
     """
 
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
-    report = "setstream.tasks.documents.report:add_evidence"
+    report = "setstream.tasks.documents.report:add_report"
     models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
 
     def __init__(
@@ -68,11 +70,10 @@ class Documents(Task):
         if corpus == "eurlex" and folder is None:
             raise ConfigurationError("the corpus eurlex is read from a folder: give task.folder=PATH")
         if corpus == "reuters" and folder is not None:
-            raise ConfigurationError("the corpus reuters is fetched: leave task.folder out")
+            raise ConfigurationError("the corpus reuters is fetched, and cannot be read from a folder: remove task.folder")
         if corpus != "eurlex" and not inverted:
-            raise ConfigurationError(f"inverted is about the sections of eurlex; {corpus} has none: leave it out")
-        numbers = {"longest": longest, "test_chunk": test_chunk, "quick": quick}
-        for name, number in numbers.items():
+            raise ConfigurationError(f"inverted is an option of eurlex only; remove it for {corpus}")
+        for name, number in {"longest": longest, "test_chunk": test_chunk, "quick": quick}.items():
             if number is not None and number < 1:
                 raise ConfigurationError(f"{name} must be at least 1; got {number}")
         words, minimum = CORPORA[corpus]
@@ -81,20 +82,16 @@ class Documents(Task):
         self.fewest_words = words if fewest_words is None else fewest_words
         self.label_minimum = minimum if label_minimum is None else label_minimum
 
-    # -- data ---------------------------------------------------------------------------------------------------------
-
-    def _corpus(self) -> Corpus:
-        if self.corpus == "reuters":
-            return reuters(self.fewest_words)
-        if self.corpus == "eurlex":
-            assert self.folder is not None
-            return eurlex(self.folder, self.fewest_words, self.inverted)
-        return (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, self.fewest_words)
-
     @cached_property
     def tokens(self) -> Tokens:
-        """All documents; tokenised when they are first asked for, and then read from the cache."""
-        return tokens_of(self._corpus(), tokenizer_of(self.bert))
+        """All documents; tokenised at the first use, then read from the cache."""
+        if self.corpus == "reuters":
+            corpus = reuters(self.fewest_words)
+        elif self.corpus == "eurlex" and self.folder is not None:
+            corpus = eurlex(self.folder, self.fewest_words, self.inverted)
+        else:
+            corpus = (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, self.fewest_words)
+        return tokens_of(corpus, tokenizer_of(self.bert))
 
     @cached_property
     def _labelled(self) -> tuple[list[str], dict[str, Split]]:
@@ -115,24 +112,22 @@ class Documents(Task):
         return statistics_of(self.tokens, self.labels, self.splits)
 
     def documents(self, indices: list[int]) -> list[Tensor]:
-        """The ids of each document that a model reads."""
+        """The token ids of documents, up to `longest` of each."""
         return [self.tokens.document(index, self.longest) for index in indices]
 
     def lengths(self, split: str) -> Tensor:
-        """Tokens of each document."""
+        """The number of tokens of each document of a split."""
         return torch.tensor([self.tokens.length(index) for index in self.splits[split].index])
 
-    # -- training -----------------------------------------------------------------------------------------------------
-
     def build(self, model: str, **options: Any) -> SetModel:
-        """One of the models, for these labels; it begins by knowing how often each comes."""
+        """One of the models, for these labels; its output bias is initialised to their log-odds in the training set."""
         built = super().build(model, **({"labels": len(self.labels), "bert": self.bert} | options))
         train = self.splits["train"].labels
-        begin_at_rates(built, (train.sum(0) + 0.5) / (len(train) + 1.0))
+        initialise_bias(built, (train.sum(0) + 0.5) / (len(train) + 1.0))
         return built
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Documents in an order that is drawn anew for every epoch."""
+        """Documents in an order that is drawn for every epoch."""
         train = self.splits["train"]
         rows = in_epochs(step, size, len(train), self.seed)
         return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}
@@ -140,49 +135,45 @@ class Documents(Task):
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         """Cross-entropy, summed over the labels."""
         if not model.encoder.pool.consistent and (encode.gradient != "full" or encode.group is not None):
-            way = f"gradient = full, not {encode.gradient}" if encode.group is None else "parallel = data, not set"
-            raise ConfigurationError(f"this model reads whole documents in order: train it with {way}")
+            option = f"gradient = full, not {encode.gradient}" if encode.group is None else "parallel = data, not set"
+            raise ConfigurationError(f"this model reads whole documents in order: train it with {option}")
         logits = model.head(encode(model.encoder, batch["words"]))
         return F.binary_cross_entropy_with_logits(logits, batch["labels"], reduction="none").sum(1).mean()
 
-    # -- tests --------------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def probabilities(self, model: SetModel, split: str, most: int | None = None) -> tuple[Tensor, Tensor]:
-        """Of each label for the documents of a split (evenly spaced ones, if there are more than `most`), and the truth."""
-        own = self.splits[split]
-        rows = torch.arange(len(own)) if most is None or len(own) <= most else torch.arange(most) * len(own) // most
-        by_length = rows[self.lengths(split)[rows].argsort(stable=True)]  # like with like: little padding
-        found = torch.empty(len(own), len(self.labels))
-        for some in by_length.split(TEST_BATCH):
-            found[some] = self.logits(model, self.documents([own.index[row] for row in some.tolist()])).sigmoid().float().cpu()
-        return found[rows], own.labels[rows]
+        """Probabilities and true labels of a split's documents; of `most` evenly spaced ones if there are more."""
+        part = self.splits[split]
+        rows = torch.arange(len(part)) if most is None or len(part) <= most else torch.arange(most) * len(part) // most
+        by_length = rows[self.lengths(split)[rows].argsort(stable=True)]  # batches of similar lengths have little padding
+        scores = torch.empty(len(part), len(self.labels))
+        for batch in by_length.split(TEST_BATCH):
+            documents = self.documents([part.index[row] for row in batch.tolist()])
+            scores[batch] = self.logits(model, documents).sigmoid().float().cpu()
+        return scores[rows], part.labels[rows]
 
     @torch.no_grad()
     def logits(self, model: SetModel, documents: list[Tensor]) -> Tensor:
-        """(B, L) of token ids: in chunks where the model does not care, or else whole."""
+        """Logits (B, L) of documents as token ids, in chunks if the model is consistent, otherwise whole."""
         documents = [document.to(model.encoder.device) for document in documents]
         if not model.encoder.pool.consistent:
-            found: Tensor = model(documents)
-            return found
-        z = encode_sets(model.encoder, documents, chunk_size=self.test_chunk, gradient="none")
-        logits: Tensor = model.head(z)
-        return logits
+            return model(documents)
+        return model.head(encode_sets(model.encoder, documents, chunk_size=self.test_chunk, gradient="none"))
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
-        """Micro and macro F1 on the test documents, and by length; while training goes on, on validation documents."""
+        """Micro and macro F1 on the test documents, also by length; if `quick`, on validation documents."""
         scores, truth = self.probabilities(model, "val", self.quick if quick else None)
         threshold = best_threshold(scores, truth)
         if quick:
             return summary(scores, truth, threshold)
         scores, truth = self.probabilities(model, "test")
-        found = summary(scores, truth, threshold)
-        for suffix, own in (("", 0.5), ("_tuned", threshold)):
-            ends = intervals(scores >= own, truth)
-            found |= {name.replace("f1", f"f1{suffix}"): value for name, value in ends.items()}
+        metrics = summary(scores, truth, threshold)
+        for suffix, limit in (("", 0.5), ("_tuned", threshold)):
+            ends = intervals(scores >= limit, truth)
+            metrics |= {name.replace("f1", f"f1{suffix}"): value for name, value in ends.items()}
         for number, rows in enumerate(self.fifths()):
-            found[f"micro_f1_fifth_{number + 1}"] = float(f1_scores(scores[rows] >= 0.5, truth[rows])[0])
-        return found
+            metrics[f"micro_f1_fifth_{number + 1}"] = float(f1_scores(scores[rows] >= 0.5, truth[rows])[0])
+        return metrics
 
     def fifths(self) -> list[Tensor]:
         """Rows of the test documents in five groups of equal size, from the shortest to the longest."""

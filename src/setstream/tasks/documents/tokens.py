@@ -1,10 +1,10 @@
-"""Documents as token ids: made once, kept in a flat array, read through a memory map.
+"""Documents as token ids: tokenised once, stored in a flat array, read through a memory map.
 
     <cache>/tokens-<corpus>-<digest>/tokens.npy       ids of all documents, one after another
                                      offsets.npy      document i is tokens[offsets[i]:offsets[i+1]]
                                      documents.json   id, labels, split and words of each
 
-The digest is that of the corpus and of the tokenizer. No special tokens: models bring their own.
+The digest covers the corpus and the tokenizer. There are no special tokens: models add their own.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from setstream._utils.registry import cache_folder
 from setstream.errors import DataError
 from setstream.tasks.documents.corpus import SPLITS, Corpus, label_set, words
 
-TOGETHER = 256  # documents given to the tokenizer at a time
+BATCH = 256  # documents per call of the tokenizer
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of documents, and what is known of each."""
+    """Token ids of documents; `about` has the id, labels, split and words of each."""
 
     ids: np.ndarray
     offsets: np.ndarray
@@ -50,7 +50,7 @@ class Tokens:
 
 
 def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
-    """The corpus as token ids, from the cache or made now."""
+    """The corpus as token ids, from the cache if it is there."""
     tables = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     digest = hashlib.sha256(f"{corpus.stamp}\n{tables}".encode()).hexdigest()[:12]
     folder = cache_folder() / f"tokens-{corpus.name}-{digest}"
@@ -61,7 +61,7 @@ def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
 
 
 def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
-    """Tokenise everything, in pieces; whole or not at all."""
+    """Tokenise all documents in batches; the folder appears when it is complete."""
     target.parent.mkdir(parents=True, exist_ok=True)
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
     with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
@@ -70,14 +70,14 @@ def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
         about, lengths = [], []
         with (Path(temporary) / "flat").open("wb") as file:
             documents = iter(corpus.read())
-            while some := list(islice(documents, TOGETHER)):
-                texts = [document.text for document in some]
+            while batch := list(islice(documents, BATCH)):
+                texts = [document.text for document in batch]
                 for ids in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
                     np.asarray(ids, dtype).tofile(file)
                     lengths.append(len(ids))
-                about += [{"id": own.id, "labels": own.labels, "split": own.split, "words": words(own.text)} for own in some]
+                about += [{"id": d.id, "labels": d.labels, "split": d.split, "words": words(d.text)} for d in batch]
         if not sum(lengths):
-            raise DataError(f"{corpus.name}: there is no document with a word in it")
+            raise DataError(f"{corpus.name}: all documents are empty")
         np.save(folder / "tokens.npy", np.memmap(Path(temporary) / "flat", dtype, "r"))
         np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
         (folder / "documents.json").write_text(json.dumps(about))
@@ -86,7 +86,7 @@ def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
         except OSError:
             if not target.is_dir():
                 raise
-            shutil.rmtree(folder)  # another process was faster
+            shutil.rmtree(folder)  # another process has finished it
 
 
 @dataclass(frozen=True)
@@ -101,28 +101,28 @@ class Split:
 
 
 def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, Split]]:
-    """The labels that are kept, and the documents that have one of them, by split."""
-    names = label_set(((own["split"], tuple(own["labels"])) for own in tokens.about), label_minimum)
-    places = {name: place for place, name in enumerate(names)}
-    found = {}
+    """The kept labels, and the documents with at least one of them, by split."""
+    names = label_set(((about["split"], tuple(about["labels"])) for about in tokens.about), label_minimum)
+    columns = {name: column for column, name in enumerate(names)}
+    splits = {}
     for split in SPLITS:
         kept = [
-            (index, [places[label] for label in own["labels"] if label in places])
-            for index, own in enumerate(tokens.about)
-            if own["split"] == split and tokens.length(index)
+            (index, carried)
+            for index, about in enumerate(tokens.about)
+            if about["split"] == split and tokens.length(index)
+            if (carried := [columns[label] for label in about["labels"] if label in columns])
         ]
-        kept = [(index, own) for index, own in kept if own]
         if not kept:
             raise DataError(f"no document of the split {split} has one of the {len(names)} labels: lower label_minimum")
         labels = torch.zeros(len(kept), len(names), dtype=torch.bool)
-        for row, (_, own) in enumerate(kept):
-            labels[row, own] = True
-        found[split] = Split([index for index, _ in kept], labels)
-    return names, found
+        for row, (_, carried) in enumerate(kept):
+            labels[row, carried] = True
+        splits[split] = Split([index for index, _ in kept], labels)
+    return names, splits
 
 
 def statistics_of(tokens: Tokens, names: list[str], splits: dict[str, Split]) -> dict[str, float]:
-    """What a reader wants to know of a corpus before its numbers."""
+    """The sizes of a corpus."""
     used = [index for split in splits.values() for index in split.index]
     lengths = [tokens.length(index) for index in used]
     carried = torch.cat([split.labels for split in splits.values()])
@@ -131,7 +131,7 @@ def statistics_of(tokens: Tokens, names: list[str], splits: dict[str, Split]) ->
         "without a kept label": len(tokens) - len(used),
         **{name: len(split) for name, split in splits.items()},
         "labels": len(names),
-        "labels a document": float(carried.sum(1).float().mean()),
+        "labels per document": float(carried.sum(1).float().mean()),
         "words, mean": statistics.mean(tokens.about[index]["words"] for index in used),
         "tokens, mean": statistics.mean(lengths),
         "tokens, median": statistics.median(lengths),

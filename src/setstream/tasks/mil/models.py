@@ -3,10 +3,9 @@
     instances --backbone, layers--> h --+-- w·h + b, maximum over the bag -----------------> instance logit
                                         +-- set encoder, decoder --------------------------> bag logit
 
-phi is the backbone (of images; none where features are stored) and the layers, so the weights of a model without a backbone
-are those of the same model with one, but for it. Both streams read one pass of phi (`Parallel`), and the instance stream, a
-maximum, is O(1) in memory like the other. It is left out unless two_stream asks for it. Models that need their whole bag
-(ab-mil, ds-mil) stand in `ChunkMean`: give them whole bags.
+phi is the backbone (for images; none for stored features) and the layers, so a model without a backbone has the same weight
+names as one with it. Both streams read one pass of phi (`Parallel`), and the instance stream, a maximum, needs constant memory
+like the other. It is left out unless `two_stream`. Models of whole bags (ab-mil, ds-mil) are wrapped in `ChunkMean`.
 """
 
 from collections import OrderedDict
@@ -30,18 +29,16 @@ WIDTH, HEADS, SLOTS = 128, 4, 64
 
 
 class BagHead(nn.Module):
-    """Logits of the streams, (B, S): the instance stream's first where there is one, the bag stream's last."""
+    """Logits of the streams, (B, S): the instance stream's first if there is one, the bag stream's last."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        """From what the pools gave to logits."""
         if isinstance(z, dict):
             return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1)
-        logits: Tensor = self.decoder(z)
-        return logits
+        return self.decoder(z)
 
 
 class BothStreams(nn.Module):
@@ -52,21 +49,12 @@ class BothStreams(nn.Module):
         self.dsmil = DSMIL(dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The instance logit and the bag logit."""
-        instance, bag, _ = self.dsmil.streams(x, mask)
-        return torch.cat([instance, bag], dim=1)
+        return torch.cat(self.dsmil.streams(x, mask)[:2], dim=1)
 
 
 def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
-    """A backbone and what follows it, under names that all models share."""
+    """A backbone and the layers behind it, under names that all models share."""
     return nn.Sequential(OrderedDict(backbone=backbone, layers=layers))
-
-
-def assemble(phi: nn.Module, width: int, pool: Pool, decoder: nn.Module, two_stream: bool, bytes_too: bool = False) -> SetModel:
-    """phi (which may take bytes as they are), a pool (beside it the instance stream), a head."""
-    if two_stream:
-        pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
-    return SetModel(SetEncoder(phi, pool, cast_input=not bytes_too), BagHead(decoder))
 
 
 # width of the features, options of the pool -> the pool, and the decoder behind it that ends in one logit
@@ -74,7 +62,7 @@ Parts = Callable[..., tuple[Pool, nn.Module]]
 
 
 def bag_model(parts: Parts) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its decoder only; it has the docstring of `parts`."""
+    """A builder of models that differ in their pool and its decoder only, with the docstring of `parts`."""
 
     def build(
         in_dim: int | None = None,
@@ -91,10 +79,13 @@ def bag_model(parts: Parts) -> Callable[..., SetModel]:
             network = named_backbone(backbone, weights, **(backbone_options or {}))
             in_dim = cast(int, network.out_dim)
         elif in_dim is None:
-            raise ConfigurationError("instances that are no vectors need a backbone: name one, like backbone=resnet18")
+            raise ConfigurationError("instances that are not vectors need a backbone, such as model.backbone=resnet18")
         layers = [in_dim, *([WIDTH] if widths is None else widths)]
-        phi = phi_of(network, mlp(layers, dropout))
-        return assemble(phi, layers[-1], *parts(layers[-1], **options), two_stream, bytes_too=backbone is not None)
+        phi, width = phi_of(network, mlp(layers, dropout)), layers[-1]
+        pool, decoder = parts(width, **options)
+        if two_stream:
+            pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
+        return SetModel(SetEncoder(phi, pool, cast_input=backbone is None), BagHead(decoder))  # a backbone takes bytes
 
     build.__doc__ = parts.__doc__
     return build

@@ -1,21 +1,20 @@
-"""Needle bags: real images, of which a few in a thousand decide the label.
+"""Needle bags: real images, a few in a thousand of which decide the label.
 
     bag       N images of CIFAR-10, log N uniform between log 500 and log 4000; of some classes (vehicles)
     positive  max(1, round(rate · N)) of them, at random places, are of one other class, the needle (frogs)
     images    training bags from the first 40,000, validation bags from the next 10,000, test bags from the test images
 
-Bag i of a split is a function of the seed and i, and is put together when it is asked for: bags take no memory. The bags of all
-rates have the same sizes and the same other images.
+Bag i of a split is a function of the seed and i, and is assembled at each use: bags take no memory. The bags of all rates have
+the same sizes and the same other images.
 
-Where the backbone comes from: `OtherClasses` trains it to tell the nine classes apart that are no needles, on the first 40,000
-images. It has never seen a needle.
+`OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +38,7 @@ SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
 NEEDLE, OTHERS = 6, (0, 1, 8, 9)
 TRAIN_IMAGES, VALIDATION_IMAGES = 40_000, 10_000
-# Images that the backbone knows, none of them a needle: they say where its features lie and how far they spread.
+# Training images without needles that the backbone's features are standardised by.
 KNOWN_IMAGES = 4000
 
 
@@ -50,17 +49,8 @@ def splits() -> dict[str, Images]:
     return {"train": images["train"].part(0, ends[0]), "val": images["train"].part(*ends), "test": images["test"]}
 
 
-def check_classes(needle: int, others: Sequence[int]) -> None:
-    """The needle and the others must be classes of CIFAR-10, and the needle none of the others."""
-    if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
-        raise ConfigurationError(
-            f"the needle and the others are classes 0 .. {CLASSES - 1}, and the needle is none of the others; got {needle} and "
-            f"{list(others)}"
-        )
-
-
 class NeedleBags(Sequence[Tensor]):
-    """Bags of some images, or of their features, made when they are asked for; odd ones are positive.
+    """Bags of images, or of their features, assembled at each use; those with odd numbers are positive.
 
     >>> images = Images(torch.arange(100).view(100, 1), torch.arange(100) % 10)
     >>> bags = NeedleBags(images.pixels, images.classes, count=4, needle=3, others=(0, 1, 2), rate=0.01, seed=0)
@@ -79,11 +69,12 @@ class NeedleBags(Sequence[Tensor]):
         rate: float,
         seed: int,
     ) -> None:
-        check_classes(needle, others)
+        if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
+            raise ConfigurationError(f"needle and others must be different classes in 0 .. 9; got {needle} and {list(others)}")
         if not 0 < rate < 1:
-            raise ConfigurationError(f"the rate of needles lies between 0 and 1; got {rate}")
+            raise ConfigurationError(f"the rate of needles must be between 0 and 1; got {rate}")
         self.elements, self.total, self.rate, self.seed = elements, count, rate, seed
-        self.needles, self.others = ((torch.isin(classes, torch.tensor(own))).nonzero().flatten() for own in ([needle], others))
+        self.needles, self.others = (torch.isin(classes, torch.tensor(kind)).nonzero().flatten() for kind in ([needle], others))
 
     def __len__(self) -> int:
         return self.total
@@ -102,7 +93,7 @@ class NeedleBags(Sequence[Tensor]):
         return self.elements[chosen]
 
     def of(self, elements: Tensor) -> NeedleBags:
-        """The same bags of something else, such as the images' features."""
+        """The same bags of other elements, such as the images' features."""
         other = copy(self)
         other.elements = elements
         return other
@@ -114,18 +105,24 @@ class NeedleBags(Sequence[Tensor]):
 
 
 class Needles(Mil):
-    """Bags of 500 to 4,000 images, positive when a few of them are of one class.
+    """Bags of 500 to 4,000 images, positive if a few of them are of one class.
 
-    rate:       the share of needles in a positive bag, 0.001 to 0.005; at least one.
-    needle:     the class that counts: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
-    others:     the classes of all other images.
-    train_bags, val_bags, test_bags:  how many there are; half of them are positive. bag_seed: which ones.
-    features:   the weights of a backbone (`small`): bags of its features instead of pixels, to train a head on alone.
+    Args:
+        rate: the share of needles in a positive bag, 0.001 to 0.005; at least one needle.
+        needle: the class of the needles: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship,
+            9 truck.
+        others: the classes of all other images.
+        train_bags: training bags; half of all bags are positive.
+        val_bags: validation bags.
+        test_bags: test bags.
+        bag_seed: the seed of the bags.
+        features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
+        test_chunk: images per chunk in a test.
+
     """
 
     name = "needles"
-    summary = "bags of 500 to 4,000 CIFAR-10 images, a few in a thousand decide (accuracy, AUROC, F1)"
-    report = "setstream.tasks.mil.report:add_evidence"
+    summary = "bags of 500 to 4,000 CIFAR-10 images, of which a few in a thousand decide (accuracy, AUROC, F1)"
 
     def __init__(
         self,
@@ -147,22 +144,14 @@ class Needles(Mil):
             net = small(features).eval()
             net.standardise(self.known)
             elements = {name: _features(net, pixels) for name, pixels in elements.items()}
-        found = {}
+        bags = []
         for turn, (name, count) in enumerate((("train", train_bags), ("val", val_bags), ("test", test_bags))):
-            own = NeedleBags(
-                elements[name],
-                images[name].classes,
-                count=count,
-                needle=needle,
-                others=others,
-                rate=rate,
-                seed=mix(bag_seed, turn),
-            )
-            found[name] = Bags(own, own.labels)
-        self.train, self.validation, self.test = found["train"], found["val"], found["test"]
+            seed, source = mix(bag_seed, turn), (elements[name], images[name].classes)
+            bags.append(NeedleBags(*source, count=count, needle=needle, others=others, rate=rate, seed=seed))
+        self.train, self.validation, self.test = (Bags(part, part.labels) for part in bags)
 
     def build(self, model: str, **options: Any) -> SetModel:
-        """One of the models; the features of its backbone, if it has one, are standardised by images without needles."""
+        """One of the models; the features of its backbone, if any, are standardised by images without needles."""
         built = super().build(model, **options)
         for module in built.modules():
             if isinstance(module, Backbone):
@@ -170,7 +159,7 @@ class Needles(Mil):
         return built
 
     def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
-        """Of each bag to be positive. Bags share their images: each of those goes through a backbone once."""
+        """The probability of each bag. Bags share their images: each image goes through the backbone once."""
         phi = model.encoder.phi
         if isinstance(bags, NeedleBags) and isinstance(phi, nn.Sequential) and isinstance(phi[0], Backbone):
             bags = bags.of(_features(phi[0], bags.elements.to(model.encoder.device)).cpu())
@@ -184,51 +173,50 @@ def _features(net: nn.Module, pixels: Tensor) -> Tensor:
 
 
 class OtherClasses(Task):
-    """Tell the nine classes that are no needles apart, an image a set: where the backbone of the needle bags comes from.
+    """Classify images of the nine classes that are not needles, one image per set, to train the backbone of the needle bags.
 
-    needle: the class that is left out.
+    Args:
+        needle: the class that is left out.
+
     """
 
     name = "other-classes"
-    summary = "CIFAR-10 without one class, an image a set: a backbone for needle bags (accuracy)"
+    summary = "CIFAR-10 without one class, one image per set: a backbone for needle bags (accuracy)"
 
     @staticmethod
     def _classifier(backbone: str = "small", backbone_options: dict[str, Any] | None = None) -> SetModel:
         """A backbone and a linear layer."""
         net = named_backbone(backbone, **(backbone_options or {}))
-        out_dim = net.out_dim
-        assert isinstance(out_dim, int)
         encoder = SetEncoder(phi_of(net, nn.Identity()), DeepSets("mean"), cast_input=False)
-        return SetModel(encoder, nn.Linear(out_dim, CLASSES))
+        return SetModel(encoder, nn.Linear(cast(int, net.out_dim), CLASSES))
 
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {"linear": _classifier}
 
     def __init__(self, needle: int = NEEDLE) -> None:
-        self.parts = {
-            name: Images(own.pixels[own.classes != needle], own.classes[own.classes != needle])
-            for name, own in splits().items()
-        }
+        self.parts = {}
+        for name, images in splits().items():
+            kept = images.classes != needle
+            self.parts[name] = Images(images.pixels[kept], images.classes[kept])
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Random images, half of them mirrored, all of them shifted by up to four pixels."""
-        own = self.parts["train"]
-        chosen = torch.randint(len(own.classes), (size,), generator=generator)
-        pixels = F.pad(own.pixels[chosen].float(), (4, 4, 4, 4), mode="reflect").to(torch.uint8)
+        """Random images, half of them mirrored, all shifted by up to four pixels."""
+        images = self.parts["train"]
+        chosen = torch.randint(len(images.classes), (size,), generator=generator)
+        pixels = F.pad(images.pixels[chosen].float(), (4, 4, 4, 4), mode="reflect").to(torch.uint8)
         left, top = torch.randint(0, 9, (2, size), generator=generator)
         mirrored = torch.rand(size, generator=generator) < 0.5
         columns = left[:, None] + torch.where(mirrored[:, None], torch.arange(SIDE - 1, -1, -1), torch.arange(SIDE))
         rows = top[:, None] + torch.arange(SIDE)
         picked = pixels[torch.arange(size)[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (B, 32, 32, 3)
-        return {"images": picked.permute(0, 3, 1, 2).unsqueeze(1), "class": own.classes[chosen]}
+        return {"images": picked.permute(0, 3, 1, 2).unsqueeze(1), "class": images.classes[chosen]}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Cross-entropy."""
         return F.cross_entropy(model.head(encode(model.encoder, batch["images"])), batch["class"])
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
-        """Accuracy on validation images; at the end, on test images."""
-        own, home = self.parts["val" if quick else "test"], model.encoder.device
+        """Accuracy on the test images; if `quick`, on the validation images."""
+        images, device = self.parts["val" if quick else "test"], model.encoder.device
         with torch.no_grad():
-            logits = torch.cat([model(part.unsqueeze(1).to(home)).cpu() for part in own.pixels.split(1000)])
-        accuracy = float((logits.argmax(1) == own.classes).double().mean())
+            logits = torch.cat([model(part.unsqueeze(1).to(device)).cpu() for part in images.pixels.split(1000)])
+        accuracy = float((logits.argmax(1) == images.classes).double().mean())
         return {"accuracy": accuracy, "error": 1 - accuracy}

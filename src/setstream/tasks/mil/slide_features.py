@@ -2,7 +2,8 @@
 
     features_j = backbone(patch_j)          patches (n, 3, S, S), floats in [0, 1], straight from the slide
 
-Memory is that of a few chunks, whatever the slide. A slide is whole or not there; one that is there is not read again.
+Memory is that of a few chunks, for slides of any size. A file is written completely or not at all, and finished slides are
+skipped.
 """
 
 from collections.abc import Callable
@@ -22,22 +23,22 @@ from setstream.nn.backbones import BACKBONES, backbone
 
 
 def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
-    """A backbone by name with weights, or your own; random weights make no features."""
+    """A backbone by name, which must come with weights, or your own."""
     if name in BACKBONES and weights is None:
         raise ConfigurationError(
-            f"{name} has random weights unless you give some: --weights FILE, or a name it knows (imagenet)"
+            f"{name} has random weights by default: give --weights FILE, or a name that it knows (imagenet)"
         )
     return backbone(name, weights)
 
 
 def features_file(patches: Path, backbone: str, name: str) -> Path:
-    """Where the features of a slide are written, beside the folder of its patches."""
+    """The file for the features of a slide, beside the folder of its patches."""
     short = backbone.replace(":", "-").replace("/", "-")
     return patches.parent / f"features_{short}" / f"{name}.h5"
 
 
 def is_done(path: Path, source: SlideSource) -> bool:
-    """Whether features of these very patches are there."""
+    """Whether the file has features of exactly these patches."""
     return path.exists() and np.array_equal(read_grid(path).coords, source.grid.coords)
 
 
@@ -52,11 +53,20 @@ def write_features(
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide; gives N.
+    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide.
 
-    source:    with raw=True, bytes go to the device and become floats there.
-    encoder:   the backbone's name, kept in the file.
-    progress:  called with the number of patches that are done.
+    Args:
+        network: the backbone.
+        source: the slide; with raw=True, bytes are copied to the device and converted to floats there.
+        path: the file.
+        encoder: the backbone's name, stored in the file.
+        chunk_size: patches per chunk.
+        device: where the backbone runs.
+        progress: called with the number of finished patches.
+
+    Returns:
+        The number of patches.
+
     """
     network = network.to(device)
     done = 0
@@ -66,14 +76,14 @@ def write_features(
         features.attrs.update({"name": source.grid.name, "savetodir": str(path.parent), "encoder": encoder})
         for chunk in source.chunks(chunk_size):
             patches = chunk.to(device)
-            found = network(patches if patches.is_floating_point() else as_floats(patches))
-            if tuple(found.shape) != (len(chunk), width):
-                raise ShapeError(f"the backbone must give ({len(chunk)}, {width}) features; it gave {tuple(found.shape)}")
-            if not bool(torch.isfinite(found).all()):
+            rows = network(patches if patches.is_floating_point() else as_floats(patches))
+            if tuple(rows.shape) != (len(chunk), width):
+                raise ShapeError(f"the backbone must return ({len(chunk)}, {width}) features; got {tuple(rows.shape)}")
+            if not bool(torch.isfinite(rows).all()):
                 raise NonFiniteError(
-                    f"{source.path}: the backbone made NaN or infinity of patches {done} .. {done + len(chunk) - 1}"
+                    f"{source.path}: NaN or infinity in the features of patches {done} .. {done + len(chunk) - 1}"
                 )
-            features[done : done + len(chunk)] = found.float().cpu().numpy()
+            features[done : done + len(chunk)] = rows.float().cpu().numpy()
             done += len(chunk)
             if progress is not None:
                 progress(done)
@@ -82,21 +92,21 @@ def write_features(
 
 
 def _width(backbone: nn.Module, shape: tuple[int, ...], device: str | torch.device) -> int:
-    """The number of features: what the backbone says, or gives for an empty patch."""
-    says = getattr(backbone, "out_dim", None)
-    if says is not None:
-        return int(says)
-    found = backbone(torch.zeros(1, *shape, device=device))
-    if not isinstance(found, torch.Tensor) or found.dim() != 2:
-        came = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ShapeError(f"a backbone turns patches (n, {', '.join(map(str, shape))}) into features (n, D); it gave {came}")
-    return int(found.shape[1])
+    """The number of features: the backbone's `out_dim`, or the width of its output for a black patch."""
+    out_dim = getattr(backbone, "out_dim", None)
+    if out_dim is not None:
+        return int(out_dim)
+    output = backbone(torch.zeros(1, *shape, device=device))
+    if not isinstance(output, torch.Tensor) or output.dim() != 2:
+        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise ShapeError(f"a backbone must turn patches (n, {', '.join(map(str, shape))}) into features (n, D); got {got}")
+    return int(output.shape[1])
 
 
 def slide_for(patches: Path, slides: dict[str, Path]) -> SlideSource:
-    """The slide of a file of patches, as a source of bytes."""
+    """The slide that a file of patches belongs to, as a source of bytes."""
     grid = read_grid(patches)
     name = patches.stem.removesuffix("_patches")
     if name not in slides:
-        raise DataError(f"{patches}: there is no slide named {name} among the {len(slides)} that were given")
+        raise DataError(f"{patches}: there is no slide named {name} among the {len(slides)} given")
     return SlideSource(slides[name], grid, id=name, raw=True)

@@ -2,7 +2,7 @@
 
 loss = mean over the streams of w_y BCE(logit, y)          p = mean over the streams of sigmoid(logit),   ŷ = [p ≥ τ]
 
-w_y is one, or n / (2 n_y) where classes are balanced. τ is 0.5, or the best threshold on the validation bags.
+w_y is one, or n / (2 n_y) with class weights. τ is 0.5, or the best threshold on the validation bags.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +24,29 @@ from setstream.training.seeds import in_epochs, mix
 from setstream.training.task import Batch, Encode, Task
 
 Bag = Tensor | SetSource
-#: With fewer test bags an interval says nothing.
+#: With fewer test bags, no intervals are computed.
 ENOUGH = 20
 
 
 class Mil(Task):
-    """Bags with labels: a classic benchmark, or files of features or images of your own.
+    """Bags with labels: a classic benchmark, or your own files of features or images.
 
-    data:           musk1, musk2, elephant or ucsb; or a path that `ss.data.open` knows: features of slides, folders of images.
-    labels:         of such files: a CSV with ids and labels; positive: the label that counts as 1, where labels have names.
-    split:          a CSV that says what is train, val and test; without one, folds:
-    fold, count:    which of how many folds is held out; repeat: another way of folding.
-    validation:     share of the training bags that chooses the threshold, and what a run's `select` looks at.
-    class_weights:  weigh both classes alike, however many bags they have.
-    test_chunk:     instances at a time in a test.
+    Features in memory are standardised by those of the training bags; features in files are used as they are. Instances that
+    are images are read from their files chunk by chunk.
 
-    Features in memory are standardised by those of the training bags; those in files are taken as they are.
-    Instances that are images are served from their files chunk by chunk, and never in memory as a whole.
+    Args:
+        data: musk1, musk2, elephant or ucsb; or a path for `ss.data.open`: features of slides, folders of images.
+        labels: for files: a CSV with ids and labels.
+        split: for files: a CSV that assigns bags to train, val and test. Without it, one of `count` folds is held out.
+        positive: the label that counts as 1, if labels are names.
+        fold: the fold that is held out.
+        count: the number of folds.
+        repeat: the seed of the folds.
+        validation: the share of the training bags that chooses the threshold, and that a run's `select` uses.
+        class_weights: give both classes the same weight in the loss.
+        test_chunk: instances per chunk in a test.
+        bags: the bags themselves, instead of `data`.
+
     """
 
     name = "mil"
@@ -62,43 +68,44 @@ class Mil(Task):
         bags: Bags | None = None,
     ) -> None:
         self.data, self.fold, self.count, self.repeat, self.test_chunk = data, fold, count, repeat, test_chunk
-        own = bags is None and data not in CLASSIC and ("/" in data or Path(data).exists())
-        sets, everything = stored(data, labels, positive) if own else (None, classic(data) if bags is None else bags)
+        in_files = bags is None and data not in CLASSIC and ("/" in data or Path(data).exists())
+        sets, everything = stored(data, labels, positive) if in_files else (None, classic(data) if bags is None else bags)
         chosen: dict[str, list[int]] = {}
         if split is not None and sets is not None:
-            places = {name: number for number, name in enumerate(sets.ids)}
-            chosen = {name: [places[own] for own in part.ids] for name, part in sets.split(split).items()}
+            numbers = {name: number for number, name in enumerate(sets.ids)}
+            chosen = {name: [numbers[id] for id in part.ids] for name, part in sets.split(split).items()}
         else:
             chosen["test"] = folds(everything.labels, count, seed=mix(repeat, 7) % 2**32)[fold]
         held_out = {number for part in ("test", "val") for number in chosen.get(part, [])}
-        rest = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
+        train = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
         if not 0 <= validation <= 0.5 or (validation and "val" in chosen):
-            raise ConfigurationError(f"validation is a share up to 0.5, and the split must not name one, too; got {validation}")
+            raise ConfigurationError(
+                f"validation must be a share from 0 to 0.5, and 0 if the split has validation bags; got {validation}"
+            )
         if validation:
-            parts = folds(everything.labels[rest], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
-            chosen["val"] = [rest[number] for number in parts[0]]
-            rest = [number for number in rest if number not in set(chosen["val"])]
-        self.train, self.test = everything.select(rest), everything.select(chosen.get("test", chosen.get("val", [])))
+            parts = folds(everything.labels[train], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
+            chosen["val"] = [train[number] for number in parts[0]]
+            train = [number for number in train if number not in set(chosen["val"])]
+        self.train, self.test = everything.select(train), everything.select(chosen.get("test", chosen.get("val", [])))
         self.validation = everything.select(chosen["val"]) if "val" in chosen else None
         if isinstance(self.train.bags[0], Tensor):
-            train = self.train
-            self.train, self.test = train.standardised(train), self.test.standardised(train)
-            self.validation = self.validation and self.validation.standardised(train)
+            raw = self.train
+            self.train, self.test = raw.standardised(raw), self.test.standardised(raw)
+            self.validation = self.validation and self.validation.standardised(raw)
         positive_share = float(self.train.labels.float().mean())
         self.weights = (0.5 / (1 - positive_share), 0.5 / positive_share) if class_weights else (1.0, 1.0)
 
     def build(self, model: str, **options: Any) -> SetModel:
-        """One of the models, for instances like these."""
         shape = self.train.shape()
         return super().build(model, **({"in_dim": shape[0] if len(shape) == 1 else None} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Bags in an order that is drawn anew for every epoch."""
+        """Bags in an order that is drawn for every epoch."""
         picked = self.train.select(in_epochs(step, size, len(self.train), self.seed, self.repeat))
         return {"bags": picked.bags, "label": picked.labels.float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Cross-entropy of every stream, averaged."""
+        """The mean cross-entropy of the streams."""
         label = batch["label"].unsqueeze(1)
         sets = as_sets(batch["bags"], model.encoder.device, vectors=encode.gradient != "subset")
         logits = model.head(encode(model.encoder, sets))
@@ -107,32 +114,33 @@ class Mil(Task):
 
     @torch.no_grad()
     def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
-        """p of each bag; in chunks, unless the model needs whole bags."""
+        """The probability of each bag; in chunks, unless the model needs whole bags."""
         gradient = "none" if model.encoder.pool.consistent else "full"
-        found = []
+        values = []
         for bag in bags:
             sets = as_sets([bag], model.encoder.device)
             z = encode_sets(model.encoder, sets, chunk_size=self.test_chunk, gradient=gradient)
-            found.append(model.head(z).sigmoid().mean(1).cpu())
-        return torch.cat(found)
+            values.append(model.head(z).sigmoid().mean(1).cpu())
+        return torch.cat(values)
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
-        """Accuracy, AUROC and F1 on held-out bags; while training goes on, on the validation bags if there are some."""
-        if quick and self.validation is not None:
-            return summary(self.probabilities(model, self.validation.bags), self.validation.labels)
+        """Accuracy, AUROC and F1 on the test bags; if `quick`, on the validation bags if there are some."""
         threshold = 0.5
         if self.validation is not None:
-            threshold = best_threshold(self.probabilities(model, self.validation.bags), self.validation.labels)
+            probability = self.probabilities(model, self.validation.bags)
+            if quick:
+                return summary(probability, self.validation.labels)
+            threshold = best_threshold(probability, self.validation.labels)
         probability = self.probabilities(model, self.test.bags)
-        found = summary(probability, self.test.labels, threshold)
+        metrics = summary(probability, self.test.labels, threshold)
         if not quick and len(self.test) >= ENOUGH:
-            found |= intervals(probability, self.test.labels, threshold)
-        return found | {"error": 1 - found["accuracy"], "bags": float(len(self.test))}
+            metrics |= intervals(probability, self.test.labels, threshold)
+        return metrics | {"error": 1 - metrics["accuracy"], "bags": float(len(self.test))}
 
 
-def as_sets(bags: Sequence[Bag], home: torch.device | None, *, vectors: bool = True) -> list[Any]:
-    """Bags as `encode` takes them: in memory; but files of images, and of vectors unless they are to be read, as sources."""
+def as_sets(bags: Sequence[Bag], device: torch.device | None, *, vectors: bool = True) -> list[Any]:
+    """Bags for `encode`: in memory, except for files of images, and of vectors unless `vectors`, which stay sources."""
     return [
-        bag.to(home) if isinstance(bag, Tensor) else bag.tensor().to(home) if vectors and len(bag.shape) == 1 else bag
+        bag.to(device) if isinstance(bag, Tensor) else bag.tensor().to(device) if vectors and len(bag.shape) == 1 else bag
         for bag in bags
     ]

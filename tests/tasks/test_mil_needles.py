@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from benchmarks import evidence_needles
 from setstream.errors import ConfigurationError
-from setstream.report import write_report
+from setstream.report import Page, find_runs, write_report
 from setstream.tasks.mil import Mil, needles
 from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, splits
 from setstream.training import TrainConfig, Trainer
@@ -30,11 +31,11 @@ def test_bags_come_again_and_rates_differ_in_needles_alone():
     for few, many in zip(bags(0.001), bags(0.01), strict=True):
         assert int((few != many).sum()) <= round(0.01 * len(few))
     assert bags().labels.tolist() == [0, 1] * 6
-    with pytest.raises(ConfigurationError, match=r"classes 0 .. 9, and the needle is none of the others; got 10 and \[0"):
+    with pytest.raises(ConfigurationError, match=r"different classes in 0 .. 9; got 10 and \[0"):
         bags(needle=10)
-    with pytest.raises(ConfigurationError, match="the needle is none of the others; got 5 and"):
+    with pytest.raises(ConfigurationError, match="different classes in 0 .. 9; got 5 and"):
         bags(needle=5)
-    with pytest.raises(ConfigurationError, match="rate of needles lies between 0 and 1; got 1"):
+    with pytest.raises(ConfigurationError, match="rate of needles must be between 0 and 1; got 1"):
         bags(rate=1)
 
 
@@ -68,9 +69,9 @@ def test_from_other_classes_to_a_head_to_the_whole(tmp_path):
     """All three runs of the sweep, small."""
     common = {"tensorboard": False, "seed": 0}
     first = TrainConfig("other-classes", "linear", model_options={}, steps=3, batch=8, gradient="full", **common)
-    own = OtherClasses()
-    assert all(int((part.classes == needles.NEEDLE).sum()) == 0 for part in own.parts.values())
-    Trainer(own, first, tmp_path / "pretrained", shown=False).run()
+    others = OtherClasses()
+    assert all(int((part.classes == needles.NEEDLE).sum()) == 0 for part in others.parts.values())
+    Trainer(others, first, tmp_path / "pretrained", shown=False).run()
     weights = str(tmp_path / "pretrained" / "model.safetensors")
     sizes = {"train_bags": 4, "val_bags": 4, "test_bags": 4}
     head = {"widths": [16], "num_slots": 4, "two_stream": True}
@@ -101,9 +102,11 @@ def test_from_other_classes_to_a_head_to_the_whole(tmp_path):
         result = Trainer(Needles(**sizes), third, tmp_path / "runs" / gradient, shown=False).run()
         assert set(result.metrics) >= {"accuracy", "auroc", "f1", "threshold"}
     write_report([tmp_path / "runs"], tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "frozen features" in page
-    assert "importance, 64 with a graph" in page
+    assert "umbc+set-transformer (importance 64" in (tmp_path / "report.html").read_text()
+    page = Page("evidence")
+    evidence_needles.add_evidence(page, find_runs([tmp_path / "runs"]))
+    assert "frozen features" in page.html()
+    assert "importance, 64 with a graph" in page.html()
 
 
 @pytest.mark.usefixtures("_few_images")

@@ -168,10 +168,10 @@ def test_features_of_an_empty_slide(tmp_path):
 def test_backbones_that_cannot_be(job, tmp_path):
     slides, folder = job
     source = slide_for(folder / "patches" / "s0_patches.h5", slides)
-    with pytest.raises(NonFiniteError, match="s0.tif: the backbone made NaN or infinity of patches 0 .. 15"):
+    with pytest.raises(NonFiniteError, match="s0.tif: NaN or infinity in the features of patches 0 .. 15"):
         write_features(trained_backbone(f"{HERE}:broken"), source, tmp_path / "f.h5", encoder="x", chunk_size=16)
     wrong = nn.Conv2d(3, 2, 4)
-    with pytest.raises(ShapeError, match=r"into features \(n, D\); it gave \(1, 2, 29, 29\)"):
+    with pytest.raises(ShapeError, match=r"into features \(n, D\); got \(1, 2, 29, 29\)"):
         write_features(wrong, source, tmp_path / "f.h5", encoder="x")
     assert not (tmp_path / "f.h5").exists()
     assert not list(tmp_path.glob(".*"))
