@@ -207,6 +207,7 @@ class _Digest:
         self._open: dict[int, int] = {}
         self._done: dict[int, Any] = {}
         self._kept: list[Any] = []
+        self._in_transformers = False  # a configuration of theirs: its mappings come back from a file in another order
         contents = sorted((name, self._of(value, name)) for name, value in _contents(module, deep=True))
         self.text = VERSION + digest(repr(contents).encode())
 
@@ -244,7 +245,8 @@ class _Digest:
         if isinstance(value, list | tuple):  # what was a tuple comes back from a file as a list
             return "list", [self._of(item, f"{name}[{place}]") for place, item in enumerate(value)]
         if isinstance(value, Mapping):
-            return "mapping", [(self._of(key, name), self._of(item, f"{name}[{key!r}]")) for key, item in value.items()]
+            items = [(self._of(key, name), self._of(item, f"{name}[{key!r}]")) for key, item in value.items()]
+            return "mapping", sorted(items) if self._in_transformers else items
         if isinstance(value, set | frozenset):
             return "set", sorted(self._of(item, name) for item in value)
         if isinstance(value, nn.Module):
@@ -265,7 +267,12 @@ class _Digest:
                 where = _library(value) or getattr(value, "__module__", None)
                 return "name", where, getattr(value, "__qualname__", value.__name__)
         elif hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__)):
+            outside, self._in_transformers = (
+                self._in_transformers,
+                self._in_transformers or _library(type(value)) == "transformers",
+            )
             attributes = sorted((own, self._of(item, f"{name}.{own}")) for own, item in _attributes(value))
+            self._in_transformers = outside
             return "object", type(value).__name__, attributes
         raise ConfigurationError(
             f"this encoder has no fingerprint: {name} is {value!r}, and another process cannot tell whether it has the same. "

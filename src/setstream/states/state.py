@@ -315,7 +315,11 @@ class State:
 
 
 def fits(state: State, tensor: Tensor, known: Tensor) -> bool:
-    """Whether a state's tensor has the shape of a known one, up to the batch; of no elements, it may not know its width (1)."""
+    """Whether a state's tensor has the shape of a known one, up to the batch.
+
+    A state of no elements may not know its width yet: axes of size one fit any size.
+    """
     if tensor.shape[1:] == known.shape[1:]:
         return True
-    return tensor.dim() <= known.dim() and all(size == 1 for size in tensor.shape[1:]) and not bool(state.count.any())
+    sizes = zip(tensor.shape[1:], known.shape[1:], strict=False)
+    return tensor.dim() <= known.dim() and all(size in (1, other) for size, other in sizes) and not bool(state.count.any())
