@@ -267,10 +267,8 @@ class _Digest:
                 where = _library(value) or getattr(value, "__module__", None)
                 return "name", where, getattr(value, "__qualname__", value.__name__)
         elif hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__)):
-            outside, self._in_transformers = (
-                self._in_transformers,
-                self._in_transformers or _library(type(value)) == "transformers",
-            )
+            outside = self._in_transformers
+            self._in_transformers = outside or _library(type(value)) == "transformers"
             attributes = sorted((own, self._of(item, f"{name}.{own}")) for own, item in _attributes(value))
             self._in_transformers = outside
             return "object", type(value).__name__, attributes
