@@ -208,8 +208,18 @@ class LogSums(Accumulator):
             numerator=torch.add(numerator, other_numerator, alpha=sign),
             normaliser=torch.add(a["normaliser"], b["normaliser"], alpha=sign),
             shift=shift,
-            error=torch.hypot(a["error"], b["error"]).clamp_(max=torch.finfo(a["error"].dtype).max),
+            error=_root_of_squares(a["error"], b["error"]),
         )
+
+
+def _root_of_squares(a: Tensor, b: Tensor) -> Tensor:
+    """√(a² + b²) of numbers that are not negative, without an overflow on the way."""
+    if torch.compiler.is_compiling():  # ONNX has no hypot
+        most, least = torch.maximum(a, b), torch.minimum(a, b)
+        root = most * ((least / most.masked_fill(most == 0, 1.0)).square() + 1.0).sqrt()
+    else:
+        root = torch.hypot(a, b)
+    return root.clamp(max=torch.finfo(root.dtype).max)
 
 
 def sizes(numerator: Tensor, normaliser: Tensor) -> Tensor:
