@@ -195,7 +195,7 @@ def test_pickle_deepcopy_and_torch_save():
 @pytest.mark.parametrize(
     ("sets", "mask", "error", "message"),
     [
-        (torch.zeros(2, 5, 4), None, ShapeError, r"width 3; the 10 elements that came have shape \(4,\) each"),
+        (torch.zeros(2, 5, 4), None, ShapeError, r"width 3; the 10 elements that came have shape \(4,\)"),
         (torch.zeros(5), None, ShapeError, r"\(B, N, ...\).*got shape \(5,\)"),
         (torch.zeros(0, 5, 3), None, ShapeError, "batch is empty"),
         ([], None, ShapeError, "batch is empty"),

@@ -33,7 +33,7 @@ from setstream.sets.partition import Chunks, Given, columns, cut, draw, even_cut
 from setstream.sets.served import SourceChunks
 from setstream.sets.source import SetSource, are_sources
 from setstream.states import reduce
-from setstream.states.accumulators import Accumulator, Maximum, Minimum
+from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
 GRADIENTS = ("full", "exact", "unbiased", "importance", "subset", "none")
@@ -312,7 +312,7 @@ def _begin(encoder: SetEncoder, batch: int, device: torch.device, group: reduce.
 
 
 def _has_extremum(parts: dict[str, Accumulator]) -> bool:
-    return any(isinstance(part, Maximum | Minimum) for part in parts.values())
+    return any(part.owned_by_one_element for part in parts.values())
 
 
 def _numbers_each(elements: Tensor, encoder: SetEncoder) -> int:

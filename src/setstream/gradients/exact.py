@@ -27,7 +27,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.pools.base import Context
 from setstream.sets.layout import Packed
 from setstream.states import reduce
-from setstream.states.accumulators import Accumulator, Maximum, Minimum, accumulator_dtype, align
+from setstream.states.accumulators import Accumulator, accumulator_dtype, align
 from setstream.states.state import State
 
 Name = tuple[str, str]  # of a part, and of a tensor in it
@@ -147,9 +147,8 @@ class Pass:
         self.whole = state
         if self.group is not None:
             self.whole = reduce.reduce_state(state, self.group)
-            for name, owner in self.owners.items():
-                mine = reduce.owns(state.accumulators[name]["value"], self.whole.accumulators[name]["value"], self.group)
-                self.owners[name] = owner.masked_fill(~mine, -1)
+            for name, owners in self.owners.items():
+                self.owners[name] = state.accumulators[name].reduce_owners(owners, self.group)
         return self.whole
 
     def absorb(self, block: Block, features: Tensor) -> State:
@@ -159,11 +158,10 @@ class Pass:
     def _claim(self, before: State, chunk: State, index: int) -> None:
         """Remember which block holds each extreme value: it alone gets the gradient."""
         for name, part in chunk.accumulators.items():
-            if isinstance(part, Maximum | Minimum):
-                mine, theirs = part["value"], before.accumulators[name]["value"]
-                better = mine > theirs if isinstance(part, Maximum) else mine < theirs
-                owner = self.owners.get(name, torch.full_like(mine, -1, dtype=torch.int64))
-                self.owners[name] = torch.where(better, index, owner)
+            if part.owned_by_one_element:
+                state = before.accumulators[name]
+                owners = self.owners.get(name, state.new_owners(-1))
+                self.owners[name] = state.merge_owners(part, owners, part.new_owners(index))
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
@@ -240,11 +238,13 @@ class Pass:
         """The tensors of a block's part of the state, and what each gets of the state's cotangent."""
         outputs, cots = [], []
         for name, cotangent in cotangents.items():
-            owner = self.owners.get(name)
-            for out, cot in chunk.accumulators[name].pull_back(self.whole.accumulators[name], cotangent):
-                mine = cot if owner is None else cot.masked_fill(owner != block.index, 0.0)
+            owned = self.owners[name] == block.index if name in self.owners else None
+            with torch.enable_grad():
+                contribution = chunk.accumulators[name].contribution(self.whole.accumulators[name], owned)
+            for key, out in contribution.items():
+                cot = cotangent[key]
                 outputs.append(out)
-                cots.append(mine if factor is None else mine * align(factor.to(mine), mine))
+                cots.append(cot if factor is None else cot * align(factor.to(cot), cot))
         return outputs, cots
 
     def finish(self, gradients: Gradients, to_elements: Tensor | None) -> list[Tensor | None]:

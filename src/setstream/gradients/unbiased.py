@@ -67,8 +67,6 @@ class DrawnPass(Pass):
                 features = self.encoder.features(block.packed.elements)
             outputs, weights = self.outputs(block, self.prepared, features, ones, factors)
             for name, out, weight in zip(names, outputs, weights, strict=True):
-                if name[0] in self.owners:  # a maximum over nothing is infinite, and has no gradient
-                    out = out.masked_fill(~torch.isfinite(out), 0.0)
                 tensors[name] = tensors[name] + (out - out.detach()) * weight
         return tensors
 

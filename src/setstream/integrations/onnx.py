@@ -26,7 +26,6 @@ from setstream.models import functional as pure
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.pools.base import named_tensors
-from setstream.states.accumulators import Shared
 
 CHUNK, OTHER, NEW = "chunk", "other.", "new."
 
@@ -87,7 +86,7 @@ def _answer(model: SetModel, state: pure.Tensors) -> Any:
 
 def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None) -> None:
     encoder = model.encoder
-    if any(isinstance(part, Shared) for part in encoder.pool.draw_accumulators(1, elements.device, None).values()):
+    if encoder.pool.draw_accumulators(1, elements.device, None):
         raise ConfigurationError("this pool draws at random in eval mode, too, which a graph cannot do")
     nothing = pure.empty(encoder, 1, elements, chunks=chunks)
     names = list(nothing)

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from setstream.errors import BatchStatisticsError, MismatchError, NonFiniteError, ShapeError
+from setstream.errors import BatchStatisticsError, MismatchError, NonFiniteError, ShapeError, wrong_width
+from setstream.states.compat import read_as
 from setstream.states.state import State, fits
 
 ONE_SET = (
@@ -32,14 +33,13 @@ def element_width(phi: nn.Module) -> int | None:
     return width if isinstance(width, int) else None
 
 
-def wrong_width(phi: nn.Module, elements: Tensor) -> str | None:
+def unreadable(phi: nn.Module, elements: Tensor) -> str | None:
     """Why phi cannot read these elements, if its first layer takes another width."""
     width = element_width(phi)
     if width is not None and elements.dim() == 1:
-        return f"phi takes elements of width {width}; the elements that came are single numbers. {ONE_SET}"
+        return f"{wrong_width('phi', width, 'the elements that came', ())}: they are single numbers. {ONE_SET}"
     if width is not None and elements.shape[-1] != width:
-        shape = tuple(elements.shape[1:])
-        return f"phi takes elements of width {width}; the {len(elements)} elements that came have shape {shape} each"
+        return wrong_width("phi", width, f"the {len(elements)} elements that came", tuple(elements.shape[1:]))
     return None
 
 
@@ -58,7 +58,7 @@ def check_features(phi: nn.Module, elements: Tensor, features: object, in_dim: i
         raise ShapeError(f"phi must give a tensor ({len(elements)}, {in_dim or 'D'}); it gave a {type(features).__name__}")
     if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
         raise ShapeError(
-            (wrong_width(phi, elements) if elements.dim() == 1 else None)
+            (unreadable(phi, elements) if elements.dim() == 1 else None)
             or f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the "
             f"pool's in_dim; it gave {tuple(features.shape)}"
         )
@@ -66,9 +66,9 @@ def check_features(phi: nn.Module, elements: Tensor, features: object, in_dim: i
 
 def check_accumulators(state: State, example: State) -> None:
     """Raise MismatchError unless a state has the accumulators, shapes and types of an example, before any arithmetic."""
-    state.read_as(example.accumulators)
+    state.accumulators = read_as(state.accumulators, example.accumulators)
     if state.kinds() != example.kinds():
-        hint = " Was it made in training mode, with drawn slots?" * ("shared" in state.kinds().values())
+        hint = " Was it made in training mode, with drawn slots?" * state.has_draw
         raise MismatchError(f"the state has the parts {state.kinds()}, and states of this encoder {example.kinds()}.{hint}")
     tensors, known = state.tensors(), example.tensors()
     if tensors.keys() != known.keys():

@@ -100,6 +100,7 @@ class SetEncoder(Pretrained, nn.Module):
         return self._update(state, pack(chunk, mask), chunks)
 
     def _update(self, state: State | None, packed: Packed, chunks: str | None = None) -> State:
+        fresh = state is None
         if state is None:
             state = self._empty(len(packed), self.device or packed.elements.device)
         else:
@@ -112,7 +113,8 @@ class SetEncoder(Pretrained, nn.Module):
         context = None if torch.is_grad_enabled() else state.context  # with a graph, the slots need a gradient
         if context is None:
             context = self.pool.prepare(state)
-        merged = state + self.absorb(state, context, packed, features)
+        absorbed = self.absorb(state, context, packed, features)
+        merged = absorbed.widened() if fresh else state + absorbed
         merged.context = None if torch.is_grad_enabled() else context
         return merged
 
@@ -153,7 +155,7 @@ class SetEncoder(Pretrained, nn.Module):
         try:
             features: Tensor = self.phi(self.cast(elements))
         except (RuntimeError, IndexError) as error:
-            if wrong := checks.wrong_width(self.phi, elements):
+            if wrong := checks.unreadable(self.phi, elements):
                 raise ShapeError(wrong) from error
             error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
             if elements.dim() == 1:

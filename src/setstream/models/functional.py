@@ -128,7 +128,7 @@ def _state(encoder: SetEncoder, tensors: Tensors) -> State:
 
 def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tensors:
     merged = {
-        name: part.merge(parts[name]) if name in parts and not isinstance(part, Shared) else part
+        name: part.merge(parts[name]) if name in parts and not part.shared else part
         for name, part in state.accumulators.items()
     }
     tensors = to_tensors(State(merged, state.count + count))

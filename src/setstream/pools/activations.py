@@ -28,12 +28,13 @@ from setstream.errors import ConfigurationError
 class Activation:
     """A strictly positive function of the logits, element by element.
 
-    name:       for error messages and fingerprints.
-    weigh:      logits (..., K, n) to weights of the same shape, or to log-weights if `log`.
-    log:        `weigh` gives log-weights; they are summed with a running maximum and never overflow.
-    normalise:  divide by the sum of the weights over the set, so that each slot is a weighted mean.
+    A function that mixes elements (a softmax over the last axis, say) or gives negative weights is a ConfigurationError.
 
-    A function that mixes elements (a softmax over the last axis, say) or gives negative weights is refused.
+    Attributes:
+        name: for error messages and fingerprints.
+        weigh: logits (..., K, n) to weights of the same shape, or to log-weights if `log`.
+        log: `weigh` gives log-weights; they are summed with a running maximum and never overflow.
+        normalise: divide by the sum of the weights over the set, so that each slot is a weighted mean.
 
     >>> import torch, setstream as ss
     >>> softplus = ss.Activation("softplus", torch.nn.functional.softplus)

@@ -1,13 +1,15 @@
 """What a pool must do so that an encoder can stream through it.
 
-    empty     batch              -> parts         the zero of `+`, and what is drawn at random for the pass
-    prepare   weights, draw      -> context       once a pass: what does not depend on the elements
-    absorb    context, features  -> parts         of one chunk alone; parts merge by their own law
-    finalize  State              -> z             once a set
+    empty_accumulators   batch              -> accumulators     the zero of `+`
+    draw_accumulators    batch              -> accumulators     what is drawn at random for the pass
+    prepare              weights, draw      -> context          once per pass: what does not depend on the elements
+    accumulate           context, features  -> accumulators     of one chunk alone; they merge by their own law
+    finalize             State              -> z                once per set
 
-Whoever writes a pool writes these and nothing else; that a set may be cut anywhere follows.
+A pool of your own defines these and nothing else; that a set may be cut anywhere follows.
 """
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,8 @@ from setstream.states.state import State
 
 Context = dict[str, Tensor]
 
+#: Methods of pools by the names that they had in 0.1.
+RENAMED = {"empty_parts": "empty_accumulators", "draw_parts": "draw_accumulators", "absorb_parts": "accumulate"}
 #: What callers pass as `chunks` to average a pool that is not consistent over the chunks of a set.
 AVERAGE = "average"
 
@@ -62,31 +66,46 @@ class Pool(nn.Module):
     #: Whether every partition of a set gives the same answer. A pool that says no overrides `chunks_seen`, too.
     consistent: bool = True
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old, new in RENAMED.items():
+            if old in vars(cls):
+                message = f"{cls.__qualname__}.{old} is now {new}; the old name goes with 0.3"
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                if new not in vars(cls):
+                    setattr(cls, new, vars(cls)[old])
+
     def configuration(self) -> dict[str, Any]:
         """The options that, with the weights, determine what this pool computes: part of an encoder's fingerprint."""
         return {}
 
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        """The parts that `accumulate` fills, for sets that have no elements. `width`: of the features, where it is known."""
+        """The accumulators of sets that have no elements. `width`: of the features, where it is known."""
         raise NotImplementedError
 
     def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
-        """What is random in a pass and the same for all its chunks, as `Shared` parts; nothing in eval mode."""
+        """What is random in a pass and the same for all its chunks, as `Shared` accumulators; nothing in eval mode."""
         return {}
 
     def empty(
         self, batch: int, device: torch.device, generator: torch.Generator | None = None, width: int | None = None
     ) -> State:
         """The neutral state of a batch: adding it changes nothing. `width`: of the features, where it is known."""
-        parts = self.empty_accumulators(batch, device, width) | self.draw_accumulators(batch, device, generator)
-        return State(parts, torch.zeros(batch, dtype=torch.int64, device=device))
+        accumulators = self.empty_accumulators(batch, device, width) | self.draw_accumulators(batch, device, generator)
+        return State(accumulators, torch.zeros(batch, dtype=torch.int64, device=device))
 
     def prepare(self, state: State) -> Context:
         """All that a pass computes from the weights and the draw alone, once, for any number of chunks."""
         return {}
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
-        """The parts that the chunk `features` (B, n, in_dim), n > 0, contributes; `mask` (B, n) is True for real elements."""
+        """The accumulators of one chunk.
+
+        Args:
+            context: what `prepare` gave.
+            features: (B, n, in_dim), n > 0, zero where masked.
+            mask: (B, n), True for real elements; None if all are.
+        """
         raise NotImplementedError
 
     def finalize(self, state: State) -> Any:
@@ -98,13 +117,13 @@ class Pool(nn.Module):
         return None
 
     def refuse_chunks(self, chunks: str | None) -> bool:
-        """Whether a set must come in one chunk: where its cut matters, unless the caller accepts an average over chunks."""
+        """Whether a set must come in one chunk: the cut matters, and the caller does not accept an average over chunks."""
         if chunks not in (None, AVERAGE):
             raise ConfigurationError(f"chunks is {AVERAGE!r}, or left out; got {chunks!r}")
         return not self.consistent and chunks is None
 
     def inconsistent(self) -> ConsistencyError:
-        """The error that a second chunk of a set is."""
+        """The error for a set that comes in more than one chunk."""
         return ConsistencyError(
             f"{type(self).__name__} is not mini-batch consistent: its answer depends on where a set is cut, and a set came in "
             "more than one chunk. Give each set in one piece (a larger chunk_size, gradient='full', one update), use a "
@@ -127,10 +146,8 @@ class Pool(nn.Module):
         count = torch.full((batch,), size, device=features.device) if mask is None else mask.sum(1)
         draw = self.draw_accumulators(batch, features.device, None)
         context = self.prepare(State(draw, count))
-        parts = (
-            self.accumulate(context, features, mask)
-            if size
-            else self.empty_accumulators(batch, features.device, features.shape[-1])
-        )
-        state = State(draw | parts, count)
-        return cast(self.finalize(state), parameter_dtype(self) or features.dtype)
+        if size:
+            accumulators = self.accumulate(context, features, mask)
+        else:
+            accumulators = self.empty_accumulators(batch, features.device, features.shape[-1])
+        return cast(self.finalize(State(draw | accumulators, count)), parameter_dtype(self) or features.dtype)

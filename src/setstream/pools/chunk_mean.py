@@ -7,6 +7,8 @@ depends on where the set was cut; `ss.testing.check_mini_batch_consistency` says
 chunk is therefore an error, unless the caller passes chunks="average".
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -35,12 +37,11 @@ class ChunkMean(Pool):
         self.module, self.in_dim = module, in_dim
 
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        """No chunk seen; of width one until the module has shown its own."""
+        # Of width one until the module has shown its own.
         chunks = Chunks(seen=torch.zeros(batch, dtype=torch.int64, device=device))
         return {"pooled": LogSums.nothing((batch, 1), (batch,), device), "chunks": chunks}
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
-        """One more chunk."""
         encoded: Tensor = self.module(features) if mask is None else self.module(features, mask=mask)
         dtype = accumulator_dtype(features.device)
         seen = features.new_ones(features.shape[0]) if mask is None else mask.any(1)
@@ -49,11 +50,8 @@ class ChunkMean(Pool):
         return {"pooled": pooled, "chunks": Chunks(seen=chunks.long())}
 
     def chunks_seen(self, state: State) -> Tensor:
-        """The chunks that are averaged."""
         return state.accumulators["chunks"]["seen"]
 
     def finalize(self, state: State) -> Tensor:
         """The mean over the chunks, zeros where there was none."""
-        pooled = state.accumulators["pooled"]
-        assert isinstance(pooled, LogSums)
-        return pooled.mean()
+        return cast(LogSums, state.accumulators["pooled"]).mean()

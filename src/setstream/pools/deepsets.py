@@ -6,7 +6,7 @@
 Zaheer et al., "Deep Sets", NeurIPS 2017. An empty set gives zeros.
 """
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ POOLS = ("mean", "sum", *EXTREMA)
 class DeepSets(Pool):
     """Mean, sum, max or min over the elements: (B, N, D) to (B, D).
 
-    in_dim: checked if given; it also gives empty states their width.
+    Args:
+        pool: mean, sum, max or min.
+        in_dim: checked if given; it also gives empty states their width.
 
     >>> import torch, setstream as ss
     >>> x = torch.tensor([[[1.0, -2.0], [3.0, 0.0]]])
@@ -40,11 +42,10 @@ class DeepSets(Pool):
         self.pool, self.in_dim = pool, in_dim
 
     def configuration(self) -> dict[str, Any]:
-        """The kind of pooling."""
         return {"pool": self.pool}
 
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        """Zero sums, or infinities; of width one where the width is not known yet, which fits any."""
+        # Of width one where the width is not known yet, which fits any.
         shape = (batch, self.in_dim or width or 1)
         if self.pool in EXTREMA:
             kind = EXTREMA[self.pool]
@@ -52,7 +53,6 @@ class DeepSets(Pool):
         return {"pooled": LogSums.nothing(shape, (batch,), device)}
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
-        """Pool one chunk."""
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         hidden = None if mask is None else ~mask.unsqueeze(-1)
         if self.pool in EXTREMA:
@@ -70,9 +70,8 @@ class DeepSets(Pool):
         if self.pool in EXTREMA:
             value = pooled["value"]
             return value.masked_fill(align(state.count == 0, value), 0.0)
-        assert isinstance(pooled, LogSums)
-        return pooled.mean() if self.pool == "mean" else pooled.true_sums()[0]
+        sums = cast(LogSums, pooled)
+        return sums.mean() if self.pool == "mean" else sums.true_sums()[0]
 
     def extra_repr(self) -> str:
-        """The kind of pooling."""
         return self.pool

@@ -1,9 +1,11 @@
 """Several pools over one pass of phi.
 
-    z = {a: pool_a(Φ), b: pool_b(Φ), ...}          Φ computed once; each pool keeps its own parts of the state
+    z = {a: pool_a(Φ), b: pool_b(Φ), ...}          Φ computed once; each pool keeps its own accumulators
 
 A slide classifier reads its patches through UMBC and through a maximum at once; phi, a deep network, runs once.
 """
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ from setstream.errors import ConfigurationError
 from setstream.pools.base import Context, Pool
 from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
+
+T = TypeVar("T")
 
 
 class Parallel(Pool):
@@ -38,42 +42,28 @@ class Parallel(Pool):
         self.consistent = all(pool.consistent for pool in pools.values())
 
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        """The parts of all, under the name of each."""
-        return {
-            f"{name}/{key}": part
-            for name, pool in self._all()
-            for key, part in pool.empty_accumulators(batch, device, width).items()
-        }
+        return self._named({name: pool.empty_accumulators(batch, device, width) for name, pool in self._all()})
 
     def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
-        """What each draws."""
-        return {
-            f"{name}/{key}": part
-            for name, pool in self._all()
-            for key, part in pool.draw_accumulators(batch, device, generator).items()
-        }
+        return self._named({name: pool.draw_accumulators(batch, device, generator) for name, pool in self._all()})
 
     def prepare(self, state: State) -> Context:
-        """The contexts of all."""
-        return {f"{name}/{key}": t for name, pool in self._all() for key, t in pool.prepare(state.select(name)).items()}
+        return self._named({name: pool.prepare(state.select(name)) for name, pool in self._all()})
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
-        """The same features through each."""
-        parts: dict[str, Accumulator] = {}
-        for name, pool in self._all():
-            start = name + "/"
-            own = {key.removeprefix(start): tensor for key, tensor in context.items() if key.startswith(start)}
-            parts |= {start + key: part for key, part in pool.accumulate(own, features, mask).items()}
-        return parts
+        by_pool: dict[str, Context] = {name: {} for name in self.pools}
+        for place, tensor in context.items():
+            name, _, key = place.partition("/")
+            by_pool[name][key] = tensor
+        return self._named({name: pool.accumulate(by_pool[name], features, mask) for name, pool in self._all()})
 
     def finalize(self, state: State) -> dict[str, Tensor]:
-        """The result of each, by name."""
         return {name: pool.finalize(state.select(name)) for name, pool in self._all()}
 
     def chunks_seen(self, state: State) -> Tensor | None:
-        """The most of any member."""
-        seen = [own for name, pool in self._all() if (own := pool.chunks_seen(state.select(name))) is not None]
-        return torch.stack(seen).amax(0) if seen else None
+        members = [pool.chunks_seen(state.select(name)) for name, pool in self._all()]
+        known = [chunks for chunks in members if chunks is not None]
+        return torch.stack(known).amax(0) if known else None
 
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> dict[str, Tensor]:
         """The weights of every member that has some, by name."""
@@ -82,6 +72,10 @@ class Parallel(Pool):
             for name, pool in self._all()
             if (weigh := getattr(pool, "attention", None)) is not None
         }
+
+    @staticmethod
+    def _named(by_pool: dict[str, dict[str, T]]) -> dict[str, T]:
+        return {f"{name}/{key}": value for name, values in by_pool.items() for key, value in values.items()}
 
     def _all(self) -> list[tuple[str, Pool]]:
         return [(name, pool) for name, pool in self.pools.items() if isinstance(pool, Pool)]

@@ -80,5 +80,4 @@ class Slots(nn.Module):
             self.fixed.copy_(self.fixed[:, order])
 
     def extra_repr(self) -> str:
-        """Kind and size."""
         return f"{self.kind}, num_slots={self.num_slots}, slot_dim={self.slot_dim}"

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.pools.activations import Activation
-from setstream.pools.base import Context, Pool
 from setstream.pools.deepsets import POOLS
 from setstream.pools.umbc import UMBC
+from setstream.pools.wrapper import Wrapper
 from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
@@ -35,8 +35,8 @@ def pool_slots(z: Tensor, pool: str | None) -> Tensor:
     return z.mean(1) if pool == "mean" else z.sum(1)
 
 
-class HierarchicalSSE(Pool):
-    """Slot set encoders on top of each other; num_slots has one entry a layer: (B, N, in_dim) to (B, num_slots[-1], out_dim).
+class HierarchicalSSE(Wrapper):
+    """Slot set encoders on top of each other; num_slots has one entry per layer: (B, N, in_dim) to (B, num_slots[-1], out_dim).
 
     >>> import torch, setstream as ss
     >>> pool = ss.HierarchicalSSE(16, num_slots=(32, 8, 1), out_dim=16)
@@ -59,6 +59,7 @@ class HierarchicalSSE(Pool):
         **options: Any,
     ) -> None:
         super().__init__()
+        options |= {"activation": activation, "slots": slots, "eval_slots": eval_slots}
         if not num_slots:
             raise ConfigurationError("num_slots needs one entry for each layer; got none")
         if pool not in (None, *POOLS):
@@ -66,68 +67,46 @@ class HierarchicalSSE(Pool):
         self.in_dim, self.pool = in_dim, pool
         width = in_dim if out_dim is None else out_dim
         self.layers = nn.ModuleList(
-            UMBC(
-                width if depth else in_dim,
-                count,
-                slot_dim,
-                width,
-                heads,
-                activation=activation,
-                slots=slots,
-                eval_slots=eval_slots,
-                **options,
-            )
-            for depth, count in enumerate(num_slots)
+            UMBC(width if depth else in_dim, count, slot_dim, width, heads, **options) for depth, count in enumerate(num_slots)
         )
+
+    @property
+    def inner(self) -> UMBC:
+        return self._umbcs()[0]
 
     @property
     def first(self) -> UMBC:
         """The layer that reads the elements."""
-        layer = self.layers[0]
-        assert isinstance(layer, UMBC)
-        return layer
+        return self.inner
 
     @property
     def num_slots(self) -> int:
         """Of the last layer."""
-        return [self.first, *self._later()][-1].num_slots
+        return self._umbcs()[-1].num_slots
 
-    def _later(self) -> list[UMBC]:
-        return [layer for layer in self.layers[1:] if isinstance(layer, UMBC)]
+    def _umbcs(self) -> list[UMBC]:
+        return [layer for layer in self.layers if isinstance(layer, UMBC)]
 
     def configuration(self) -> dict[str, Any]:
-        """The pooling over the slots; the layers speak for themselves."""
-        return {"pool": self.pool}
-
-    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        """Those of the first layer."""
-        return self.first.empty_accumulators(batch, device, width)
+        return {"pool": self.pool}  # the layers have configurations of their own
 
     def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
-        """The slots of all layers."""
-        parts = self.first.draw_accumulators(batch, device, generator)
-        for depth, layer in enumerate(self._later(), start=1):
-            parts |= {f"{name}-{depth}": part for name, part in layer.draw_accumulators(batch, device, generator).items()}
-        return parts
-
-    def prepare(self, state: State) -> Context:
-        """The first layer's queries."""
-        return self.first.prepare(state)
-
-    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
-        """The first layer's sums."""
-        return self.first.accumulate(context, features, mask)
+        draws: dict[str, Accumulator] = {}
+        for depth, layer in enumerate(self._umbcs()):
+            draw = layer.draw_accumulators(batch, device, generator)
+            draws |= {f"{name}-{depth}" if depth else name: accumulator for name, accumulator in draw.items()}
+        return draws
 
     def finalize(self, state: State) -> Tensor:
         """The slots of the last layer, or their pool."""
-        z = self.first.finalize(state)
-        for depth, layer in enumerate(self._later(), start=1):
-            own = State(
-                {"draw": state.accumulators[f"draw-{depth}"]} if f"draw-{depth}" in state.accumulators else {}, state.count
-            )
+        first, *later = self._umbcs()
+        z = first.finalize(state)
+        for depth, layer in enumerate(later, start=1):
+            draw = state.accumulators.get(f"draw-{depth}")
+            draws = {} if draw is None else {"draw": draw}
             seen = (state.count > 0).unsqueeze(1).expand(z.shape[:2])  # an empty set stays empty
-            parts = layer.accumulate(layer.prepare(own), z, seen)
-            z = layer.finalize(State(own.accumulators | parts, state.count))
+            sums = layer.accumulate(layer.prepare(State(draws, state.count)), z, seen)
+            z = layer.finalize(State(draws | sums, state.count))
         return pool_slots(z, self.pool)
 
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
@@ -136,7 +115,7 @@ class HierarchicalSSE(Pool):
 
     def permute_slots_(self, order: Tensor) -> None:
         """Reorder the slots of the last layer."""
-        [self.first, *self._later()][-1].permute_slots_(order)
+        self._umbcs()[-1].permute_slots_(order)
 
 
 class SSE(HierarchicalSSE):

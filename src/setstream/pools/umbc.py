@@ -19,7 +19,7 @@ gives zeros.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -47,16 +47,19 @@ def folding_pays(in_dim: int, num_slots: int, out_dim: int, heads: int) -> bool:
 class UMBC(Pool):
     """Universally mini-batch consistent pooling: (B, N, in_dim) to (B, num_slots, out_dim).
 
-    slot_dim, out_dim: in_dim unless given. heads divides out_dim.
-    activation:        softmax, sigmoid, slot-softmax, slot-sigmoid, slot-exp, or an `ss.Activation`.
-    normalise:         divide by the weights' sum over the set; None: as the activation has it.
-    slots:             learned, gaussian or shared-gaussian (see `pools/slots.py`); eval_slots: mean or fixed.
-    slot_norm:         layer norm on the queries, as in the paper.
-    slot_residual:     add the queries to the pooled values: z = Q + A V.
-    norm_after:        layer norm on the result.
-    slot_dropout:      in training, each slot of each set is zeroed with this probability, the others scaled up.
-    bias:              biases of keys and values.
-    fold:              force folded (True) or direct (False) projections; None: whichever is cheaper.
+    Args:
+        slot_dim, out_dim: in_dim unless given.
+        heads: divides out_dim.
+        activation: softmax, sigmoid, slot-softmax, slot-sigmoid, slot-exp, or an `ss.Activation`.
+        slots: learned, gaussian or shared-gaussian (see `pools/slots.py`).
+        normalise: divide by the weights' sum over the set; None: as the activation has it.
+        eval_slots: mean or fixed.
+        slot_norm: layer norm on the queries, as in the paper.
+        slot_residual: add the queries to the pooled values, z = Q + A V.
+        norm_after: layer norm on the result.
+        slot_dropout: in training, each slot of each set is zeroed with this probability, the others scaled up.
+        bias: biases of keys and values.
+        fold: force folded (True) or direct (False) projections; None: whichever is cheaper.
 
     >>> import torch, setstream as ss
     >>> pool = ss.UMBC(in_dim=32, num_slots=4, slot_dim=16, out_dim=64, heads=4, slots="gaussian")
@@ -94,13 +97,8 @@ class UMBC(Pool):
             raise ConfigurationError(f"heads must divide out_dim; got out_dim = {out_dim} and heads = {heads}")
         if not 0.0 <= slot_dropout < 1.0:
             raise ConfigurationError(f"slot_dropout is a probability below 1; got {slot_dropout}")
-        self.in_dim, self.num_slots, self.slot_dim, self.out_dim, self.heads = (
-            in_dim,
-            num_slots,
-            slot_dim,
-            out_dim,
-            heads,
-        )
+        self.in_dim, self.num_slots, self.slot_dim = in_dim, num_slots, slot_dim
+        self.out_dim, self.heads = out_dim, heads
         self.activation = resolve(activation, normalise)
         self.slot_residual, self.slot_dropout = slot_residual, slot_dropout
         self.folded = folding_pays(in_dim, num_slots, out_dim, heads) if fold is None else fold
@@ -112,7 +110,6 @@ class UMBC(Pool):
         self.norm = nn.LayerNorm(out_dim) if norm_after else nn.Identity()
 
     def configuration(self) -> dict[str, Any]:
-        """What, with the weights, determines the result."""
         activation = self.activation
         return {
             "heads": self.heads,
@@ -125,13 +122,11 @@ class UMBC(Pool):
     # -- the state ----------------------------------------------------------------------------------------------------
 
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        """Zero sums, at a shift below every logit."""
         pooled = self.key.in_features if self.folded else self.out_dim // self.heads
         slots = (batch, self.heads, self.num_slots)
         return {"pooled": LogSums.nothing((*slots, pooled), slots, device)}
 
     def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
-        """The slots' noise in training; it travels with the state."""
         noise = self.slots.draw(batch, device, generator)
         return {} if noise is None else {"draw": Shared(noise=noise)}
 
@@ -152,7 +147,6 @@ class UMBC(Pool):
             return context
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
-        """The weighted sums of one chunk."""
         with self._no_autocast():
             context, features = self._common(context, features)
             slots = (self.heads, self.num_slots)
@@ -163,8 +157,7 @@ class UMBC(Pool):
     def finalize(self, state: State) -> Tensor:
         """The slots' weighted means (or sums): (B, num_slots, out_dim)."""
         with self._no_autocast():
-            pooled = state.accumulators["pooled"]
-            assert isinstance(pooled, LogSums)
+            pooled = cast(LogSums, state.accumulators["pooled"])
             if self.activation.normalise:
                 values, weight = pooled.mean(), pooled["normaliser"] > 0
             else:
@@ -181,8 +174,8 @@ class UMBC(Pool):
         if not plain or features.dim() != 3 or features.shape[-1] != self.in_dim or not features.numel():
             return super().forward(features, mask)
         with self._no_autocast():
-            batch, size = features.shape[:2]
-            count = torch.full((batch,), size, device=features.device)
+            batch = len(features)
+            count = torch.full((batch,), features.shape[1], device=features.device)
             state = State(self.draw_accumulators(batch, features.device, None), count)
             context, rows = self._common(self.prepare(state), features.unsqueeze(1))
             queries = context["queries"].expand(batch, -1, -1, -1)  # (B, 1, H K, in_dim)
@@ -271,6 +264,5 @@ class UMBC(Pool):
         return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
     def extra_repr(self) -> str:
-        """Sizes and options."""
         form = "folded" if self.folded else "direct"
         return f"{self.in_dim} -> {self.num_slots} x {self.out_dim}, heads={self.heads}, {self.activation.name}, {form}"

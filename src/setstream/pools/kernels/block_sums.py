@@ -60,7 +60,7 @@ def block_sums(
     slots: Slots,
     mask: Tensor | None,
 ) -> Sums:
-    """The sums of one block, by autograd's own way back."""
+    """The sums of one block, differentiated by autograd."""
     weights, shift, reach = log_weights(queries, keys, offset, activation, slots, mask)
     numerator = torch.bmm(weights.view(queries.shape[0], -1, values.shape[1]), values)
     return numerator.view(*slots, -1), weights.sum(-1), shift, reach

@@ -1,4 +1,4 @@
-"""The sums of a block whose keys and values are the same rows, with a way back of its own.
+"""The sums of a block whose keys and values are the same rows, with a backward pass of its own.
 
     l = q xᵀ + b                     (R, n)      a = e^(w(l) - m),   v = a x,   c = a 1
     ā = v̄ xᵀ + c̄                     (R, n)      bars: cotangents
@@ -6,7 +6,7 @@
     x̄ = [a; l̄]ᵀ [v̄; q]               (n, E)      one product, where autograd makes two and adds them
     q̄ = l̄ x,   b̄ = l̄ 1
 
-Half the time of autograd's own way for rows that fit the cache; what is kept between the two directions is a and no more.
+Half the time of autograd's own for rows that fit the cache; only a is kept between forward and backward.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ class SharedRows(torch.autograd.Function):
         slots: Slots,
         mask: Tensor | None,
     ) -> Sums:
-        """The sums, and a for the way back."""
+        """The sums; keeps a for the backward pass."""
         weights, shift, reach = log_weights(queries, rows.mT, offset, activation, slots, mask)
         flat = weights.view(len(queries), -1, rows.shape[1])
         ctx.save_for_backward(queries, rows, offset, mask, flat)
@@ -53,10 +53,10 @@ class SharedRows(torch.autograd.Function):
         bars = bars.mul_(weights) if ctx.activation.log else bars
         if ctx.activation.weigh is not ACTIVATIONS["softmax"].weigh:
             bars = _through_activation(ctx.activation, queries, rows, offset, mask, ctx.slots, bars)
-        found_rows = torch.bmm(torch.cat([weights, bars], 1).mT, torch.cat([numerator, queries], 1)) if to_rows else None
-        found_queries = torch.bmm(bars, rows) if to_queries else None
-        found_offset = bars.sum(-1).view(ctx.slots).sum_to_size(offset.shape) if to_offset else None
-        return found_queries, found_rows, found_offset, None, None, None
+        rows_bar = torch.bmm(torch.cat([weights, bars], 1).mT, torch.cat([numerator, queries], 1)) if to_rows else None
+        queries_bar = torch.bmm(bars, rows) if to_queries else None
+        offset_bar = bars.sum(-1).view(ctx.slots).sum_to_size(offset.shape) if to_offset else None
+        return queries_bar, rows_bar, offset_bar, None, None, None
 
 
 def _through_activation(
@@ -75,15 +75,15 @@ def _through_activation(
         given = activation.weigh(logits)
     bars = bars.view_as(given)
     bars = bars if mask is None else bars.masked_fill(~mask[:, None, None], 0.0)
-    (found,) = torch.autograd.grad(given, logits, bars)
-    return found.view(len(queries), -1, rows.shape[1])
+    (logits_bar,) = torch.autograd.grad(given, logits, bars)
+    return logits_bar.view(len(queries), -1, rows.shape[1])
 
 
 def _again(
     ctx: Any, queries: Tensor, rows: Tensor, offset: Tensor | None, mask: Tensor | None, cotangents: list[Tensor]
 ) -> tuple[Tensor | None, ...]:
     numerator, normaliser, *_ = block_sums(queries, rows.mT, rows, offset, ctx.activation, ctx.slots, mask)
-    wanted = ctx.needs_input_grad[:3]
-    inputs = [tensor for tensor, own in zip((queries, rows, offset), wanted, strict=True) if own and tensor is not None]
-    found = iter(torch.autograd.grad([numerator, normaliser], inputs, cotangents, create_graph=True))
-    return (*(next(found) if own else None for own in wanted), None, None, None)
+    needed = ctx.needs_input_grad[:3]
+    inputs = [tensor for tensor, need in zip((queries, rows, offset), needed, strict=True) if need and tensor is not None]
+    gradients = iter(torch.autograd.grad([numerator, normaliser], inputs, cotangents, create_graph=True))
+    return (*(next(gradients) if need else None for need in needed), None, None, None)

@@ -12,6 +12,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from setstream.errors import ShapeError
 from setstream.pools.activations import Activation
 from setstream.pools.kernels.block_sums import block_sums
 from setstream.pools.kernels.shared_rows import SharedRows
@@ -61,8 +62,8 @@ def weighted_sums(
     together = batch if compiled else max(1, SETS_A_BLOCK * budget // (rows * size))
     if not compiled and together < batch:  # as many sets at a time as fit a block
         groups = [
-            weighted_sums(own_queries, own, project, own_offset, activation, slots, own_mask)
-            for own, own_queries, own_offset, own_mask in zip(
+            weighted_sums(some_queries, some, project, some_offset, activation, slots, some_mask)
+            for some, some_queries, some_offset, some_mask in zip(
                 features.split(together), *(_split(t, together, batch) for t in (queries, offset, mask)), strict=False
             )
         ]
@@ -75,7 +76,7 @@ def weighted_sums(
         return _log_sums(*block_sums(queries, keys, values, offset, activation, shape, mask))
     step = size if batch > 1 else max(SHORTEST_BLOCK, budget // rows)
     masks = repeat(None) if mask is None else mask.split(step, dim=1)
-    total: LogSums | None = None
+    blocks: LogSums | None = None
     # split, not slices: its backward joins the blocks' gradients once, a slice's pads each of them to the whole.
     for block, block_mask in zip(features.split(step, dim=1), masks, strict=False):
         if project is None and torch.is_grad_enabled():
@@ -83,6 +84,7 @@ def weighted_sums(
         else:
             keys, values = (block.mT, block) if project is None else project(block)
             sums = _log_sums(*block_sums(queries, keys, values, offset, activation, shape, block_mask))
-        total = sums if total is None else total.merge(sums)
-    assert total is not None, "a chunk has at least one element"
-    return total
+        blocks = sums if blocks is None else blocks.merge(sums)
+    if blocks is None:
+        raise ShapeError("a chunk has at least one element")
+    return blocks

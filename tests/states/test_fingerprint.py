@@ -19,7 +19,8 @@ from torch.nn.utils import prune
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError
 from setstream.nn.backbones import Backbone
-from setstream.states.fingerprint import Origin, digest_0_1
+from setstream.states.compat import fingerprint_0_1
+from setstream.states.fingerprint import Origin
 
 
 class Phi(nn.Module):
@@ -222,7 +223,7 @@ KINDS = {
 CODE = """
 import copy, torch, setstream as ss, setstream.nn.backbones
 from torch import nn
-from tests.test_fingerprint import Phi
+from tests.states.test_fingerprint import Phi
 
 for text in %r:
     torch.manual_seed(0)
@@ -288,7 +289,7 @@ def test_a_weight_written_behind_the_counters_is_seen_whatever_its_layout():
 def test_states_of_0_1_are_compared_by_the_fingerprint_of_0_1_and_go_on():
     own, other = encoder(Phi()), encoder(Phi(plain=3))
     state = own.update(None, torch.ones(1, 3, 2))
-    old = ss.State(state.accumulators, state.count, Origin(None, digest_0_1(own)))
+    old = ss.State(state.accumulators, state.count, Origin(None, fingerprint_0_1(own)))
     assert ":" not in old.fingerprint
     with pytest.raises(MismatchError, match="0.1 saved one of these states"):
         old + ss.State.from_bytes(state.to_bytes())  # nobody here knows the encoder
@@ -296,7 +297,7 @@ def test_states_of_0_1_are_compared_by_the_fingerprint_of_0_1_and_go_on():
         other.finalize(old)
     both = old + state
     assert both.fingerprint == state.fingerprint  # from now on one of ours
-    old = ss.State(state.accumulators, state.count, Origin(None, digest_0_1(own)))
+    old = ss.State(state.accumulators, state.count, Origin(None, fingerprint_0_1(own)))
     own.check_state(old)
     assert old.origin is state.origin
 
@@ -400,3 +401,16 @@ def test_weights_that_are_made_anew_at_every_call_are_no_change(wrap):
     state = encoder.update(encoder.update(None, torch.randn(1, 5, 3)), torch.randn(1, 5, 3))
     assert encoder.finalize(state).shape == (1, 8)
     assert ss.State.from_bytes(state.to_bytes()).fingerprint == state.fingerprint
+
+
+def test_a_transformer_keeps_its_fingerprint_through_files(tmp_path):
+    """ModernBert's configuration holds mappings whose order changes when it is saved and loaded."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    model = transformers.ModernBertModel(transformers.ModernBertConfig(**sizes, **tokens)).eval()
+    model.save_pretrained(tmp_path)
+    again = transformers.ModernBertModel.from_pretrained(tmp_path).eval()
+    assert Origin(again).fingerprint == Origin(model).fingerprint
+    again.config.rope_parameters["full_attention"]["rope_theta"] += 1.0
+    assert Origin(again).fingerprint != Origin(model).fingerprint

@@ -1,0 +1,37 @@
+"""A pool that hands elements on to another, and does something before or after it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setstream.pools.base import Context, Pool
+from setstream.states.accumulators import Accumulator
+from setstream.states.state import State
+
+
+class Wrapper(Pool):
+    """A pool whose state is that of its `inner` pool."""
+
+    @property
+    def inner(self) -> Pool:
+        """The pool that has the state."""
+        raise NotImplementedError
+
+    def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
+        return self.inner.empty_accumulators(batch, device, width)
+
+    def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
+        return self.inner.draw_accumulators(batch, device, generator)
+
+    def prepare(self, state: State) -> Context:
+        return self.inner.prepare(state)
+
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
+        return self.inner.accumulate(context, features, mask)
+
+    def chunks_seen(self, state: State) -> Tensor | None:
+        return self.inner.chunks_seen(state)
+
+    def finalize(self, state: State) -> Any:
+        return self.inner.finalize(state)
