@@ -15,7 +15,7 @@ from setstream.models.model import SetModel
 from setstream.models.stream import SetStream
 from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
 from setstream.pools.base import Pool
-from setstream.sets.partition import Chunks
+from setstream.sets.chunks import Chunks
 from setstream.sets.scatter import scatter_sets
 from setstream.states.state import State
 from setstream.stores.store import StateStore

@@ -14,7 +14,7 @@ MOVED = {
     "data.ahead": "_utils.prefetch",
     "data.part": "sets.part",
     "data.registry": "_utils.registry",
-    "data.served": "sets.served",
+    "data.served": "sets.chunks",
     "data.source": "sets.source",
     "drawn": "gradients.unbiased",
     "durable": "_utils.atomic",

@@ -5,8 +5,8 @@ from setstream.data.files import H5Source, ImageFolderSource, NpySource, TorchSo
 from setstream.data.parquet import ParquetSets, ParquetSource
 from setstream.data.recognise import open_sets as open
 from setstream.data.recognise import open_source
+from setstream.sets.chunks import SourceChunks
 from setstream.sets.part import PartSource
-from setstream.sets.served import SourceChunks
 from setstream.sets.source import ArraySource, SetSource
 
 __all__ = [
