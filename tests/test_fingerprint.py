@@ -19,7 +19,8 @@ from torch.nn.utils import prune
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError
 from setstream.nn.backbones import Backbone
-from setstream.states.fingerprint import Origin, digest_0_1
+from setstream.states.compat import fingerprint_0_1
+from setstream.states.fingerprint import Origin
 
 
 class Phi(nn.Module):
@@ -288,7 +289,7 @@ def test_a_weight_written_behind_the_counters_is_seen_whatever_its_layout():
 def test_states_of_0_1_are_compared_by_the_fingerprint_of_0_1_and_go_on():
     own, other = encoder(Phi()), encoder(Phi(plain=3))
     state = own.update(None, torch.ones(1, 3, 2))
-    old = ss.State(state.accumulators, state.count, Origin(None, digest_0_1(own)))
+    old = ss.State(state.accumulators, state.count, Origin(None, fingerprint_0_1(own)))
     assert ":" not in old.fingerprint
     with pytest.raises(MismatchError, match="0.1 saved one of these states"):
         old + ss.State.from_bytes(state.to_bytes())  # nobody here knows the encoder
@@ -296,7 +297,7 @@ def test_states_of_0_1_are_compared_by_the_fingerprint_of_0_1_and_go_on():
         other.finalize(old)
     both = old + state
     assert both.fingerprint == state.fingerprint  # from now on one of ours
-    old = ss.State(state.accumulators, state.count, Origin(None, digest_0_1(own)))
+    old = ss.State(state.accumulators, state.count, Origin(None, fingerprint_0_1(own)))
     own.check_state(old)
     assert old.origin is state.origin
 

@@ -81,3 +81,8 @@ class UnknownSetError(StoreError, LookupError):
 
 class StoreFullError(StoreError):
     """A store holds as many sets as it may: forget some, or raise the limit."""
+
+
+def wrong_width(reader: str, width: object, which: str, came: object) -> str:
+    """The message of every error about elements of another width than their reader takes. came: a width, or a shape."""
+    return f"{reader} takes elements of width {width}; {which} have {'shape' if isinstance(came, tuple) else 'width'} {came}"

@@ -301,9 +301,9 @@ def test_empty_sets_are_sets():
 
 def test_what_is_wrong_is_said(fitted):
     bags, y = needles(10)
-    with pytest.raises(ShapeError, match="elements of width 4, as it was fitted on; set 0 has elements of width 3"):
+    with pytest.raises(ShapeError, match="takes elements of width 4; those of set 0 have width 3 .it was fitted"):
         fitted.predict([bags[0][:, :3]])
-    with pytest.raises(ShapeError, match="as set 0 has; set 1"):
+    with pytest.raises(ShapeError, match="those of set 1 have width . .as set 0 has"):
         SetClassifier(**SMALL).fit([bags[0], bags[1][:, :2]], [0, 1])
     with pytest.raises(ShapeError, match="elements of shape"):
         SetClassifier(**SMALL).fit([ArraySource(np.zeros((3, 2, 2)))], [0])

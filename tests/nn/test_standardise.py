@@ -40,7 +40,7 @@ def test_features_that_hardly_vary_are_left_as_they_are():
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(ShapeError, match=r"vectors of width 3; those of set 1 are \(2,\)"):
+    with pytest.raises(ShapeError, match=r"takes elements of width 3; those of set 1 have shape \(2,\)"):
         ss.nn.Standardise(3).fit([np.ones((4, 3)), np.ones((4, 2))])
     for nothing in ([], [np.zeros((0, 3))]):
         with pytest.raises(ShapeError, match="mean and scale need elements"):

@@ -25,7 +25,6 @@ from setstream.errors import ConfigurationError, ShapeError
 from setstream.models import functional as pure
 from setstream.models.model import SetModel
 from setstream.pools.base import named_tensors
-from setstream.states.accumulators import Shared
 
 CHUNK, OTHER, NEW = "chunk", "other.", "new."
 GRAPHS = ("update", "merge", "predict")
@@ -92,7 +91,7 @@ def _answer(model: SetModel, state: pure.Tensors) -> Any:
 
 def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None) -> None:
     encoder = model.encoder
-    if any(isinstance(part, Shared) for part in encoder.pool.draw_accumulators(1, elements.device, None).values()):
+    if encoder.pool.draw_accumulators(1, elements.device, None):
         raise ConfigurationError("this pool draws at random in eval mode, too: a graph cannot")
     nothing = pure.empty(encoder, 1, elements, chunks=chunks)
     names = list(nothing)

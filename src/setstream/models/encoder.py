@@ -21,10 +21,12 @@ from setstream.errors import (
     MismatchError,
     NonFiniteError,
     ShapeError,
+    wrong_width,
 )
 from setstream.models.pretrained import Pretrained
 from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, select_sets
 from setstream.sets.layout import Packed, Sets, pack
+from setstream.states.compat import read_as
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State, fits
 
@@ -104,6 +106,7 @@ class SetEncoder(Pretrained, nn.Module):
         return self._update(state, pack(chunk, mask), chunks)
 
     def _update(self, state: State | None, packed: Packed, chunks: str | None = None) -> State:
+        fresh = state is None
         if state is None:
             state = self._empty(len(packed), self.device or packed.elements.device)
         else:
@@ -114,7 +117,8 @@ class SetEncoder(Pretrained, nn.Module):
                 raise self.pool.inconsistent()
         features = self.features(packed.elements)
         context = self._context(state)
-        merged = state + self.absorb(state, context, packed, features)
+        absorbed = self.absorb(state, context, packed, features)
+        merged = absorbed.widened() if fresh else state + absorbed
         merged.context = None if torch.is_grad_enabled() else context
         return merged
 
@@ -280,9 +284,9 @@ class SetEncoder(Pretrained, nn.Module):
         if key not in _facts.setdefault(origin, {}):
             _facts[origin][key] = self._example(state.device)
         example: State = _facts[origin][key]
-        state.read_as(example.accumulators)
+        state.accumulators = read_as(state.accumulators, example.accumulators)
         if state.kinds() != example.kinds():
-            hint = " Was it made in training mode, with drawn slots?" * ("shared" in state.kinds().values())
+            hint = " Was it made in training mode, with drawn slots?" * state.has_draw
             raise MismatchError(f"the state has the parts {state.kinds()}, and states of this encoder {example.kinds()}.{hint}")
         tensors, known = state.tensors(), example.tensors()
         if tensors.keys() != known.keys():
@@ -330,12 +334,9 @@ class SetEncoder(Pretrained, nn.Module):
         """Why phi could not read these: most likely its first layer takes elements of another width."""
         width = self.width()
         if width is not None and elements.dim() == 1:
-            return f"phi takes elements of width {width}; the elements that came are single numbers. {ONE_SET}"
+            return f"{wrong_width('phi', width, 'the elements that came', ())}: they are single numbers. {ONE_SET}"
         if width is not None and elements.shape[-1] != width:
-            return (
-                f"phi takes elements of width {width}; the {len(elements)} elements that came have shape "
-                f"{tuple(elements.shape[1:])} each"
-            )
+            return wrong_width("phi", width, f"the {len(elements)} elements that came", tuple(elements.shape[1:]))
         return None
 
     def cast(self, elements: Tensor) -> Tensor:

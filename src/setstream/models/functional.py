@@ -128,7 +128,7 @@ def _kinds(encoder: SetEncoder) -> dict[str, type[Accumulator]]:
 
 def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tensors:
     merged = {
-        name: part.merge(parts[name]) if name in parts and not isinstance(part, Shared) else part
+        name: part.merge(parts[name]) if name in parts and not part.shared else part
         for name, part in state.accumulators.items()
     }
     found = to_tensors(State(merged, state.count + count))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from setstream.errors import NonFiniteError, ShapeError
+from setstream.errors import NonFiniteError, ShapeError, wrong_width
 from setstream.sets.source import ArraySource, SetSource
 
 
@@ -43,9 +43,7 @@ class Standardise(nn.Module):
         sources = [one if isinstance(one, SetSource) else ArraySource(one) for one in sets]
         for number, one in enumerate(sources):
             if tuple(one.shape) != self.mean.shape:
-                raise ShapeError(
-                    f"elements must be vectors of width {len(self.mean)}; those of set {number} are {tuple(one.shape)}"
-                )
+                raise ShapeError(wrong_width("Standardise", len(self.mean), f"those of set {number}", tuple(one.shape)))
         if not any(map(len, sources)):
             raise ShapeError(f"mean and scale need elements; the {len(sources)} sets that came have none")
         mean, scale = mean_and_scale(sources, len(self.mean), chunk_size)

@@ -19,8 +19,6 @@ tensor, and looks at it again after any optimiser has stepped and whenever a fin
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import re
 import sys
@@ -40,6 +38,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from setstream.errors import ConfigurationError, MismatchError
+from setstream.states.compat import fingerprint_0_1
+from setstream.states.digest import digest, tensor_bytes
 
 VERSION = "2:"
 #: What torch.nn.Module, torch.compile and transformers keep in every module. It does not change what is computed.
@@ -65,12 +65,6 @@ def _count_step(*_: Any) -> None:
 
 
 register_optimizer_step_post_hook(_count_step)
-
-
-def tensor_bytes(tensor: Tensor) -> bytes:
-    """The raw bytes of a tensor, of any dtype, as they would lie in a file."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 # -- what a module computes with ------------------------------------------------------------------------------------------
@@ -214,7 +208,7 @@ class _Digest:
         self._done: dict[int, Any] = {}
         self._kept: list[Any] = []
         contents = sorted((name, self._of(value, name)) for name, value in _contents(module, deep=True))
-        self.text = VERSION + _hash(repr(contents).encode())
+        self.text = VERSION + digest(repr(contents).encode())
 
     def _of(self, value: Any, name: str) -> str:
         """A short text that stands for a value; `name` says in an error where it was found."""
@@ -233,7 +227,7 @@ class _Digest:
             found = self._inside(value, name)
             del self._open[id(value)]
             self._kept.append(value)
-            self._done[id(value)] = _hash(repr(found).encode())
+            self._done[id(value)] = digest(repr(found).encode())
         return str(self._done[id(value)])
 
     def _inside(self, value: Any, name: str) -> Any:
@@ -242,9 +236,9 @@ class _Digest:
         if isinstance(value, Tensor) and value.is_quantized:
             return "quantised", str(value.dtype), self._of(value.dequantize(), name)
         if isinstance(value, Tensor):
-            return "tensor", str(value.dtype), list(value.shape), _hash(tensor_bytes(value))
+            return "tensor", str(value.dtype), list(value.shape), digest(tensor_bytes(value))
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return "array", str(value.dtype), list(value.shape), _hash(value.tobytes())
+            return "array", str(value.dtype), list(value.shape), digest(value.tobytes())
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if isinstance(value, list | tuple):  # what was a tuple comes back from a file as a list
@@ -280,39 +274,11 @@ class _Digest:
         )
 
 
-def _hash(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 def _can_be_imported(function: types.FunctionType) -> bool:
     found: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is function
-
-
-# -- the fingerprint of 0.1 --------------------------------------------------------------------------------------------------
-
-
-def _options_0_1(module: nn.Module) -> dict[str, Any]:
-    declared = getattr(module, "configuration", None)
-    if callable(declared):
-        return declared()
-    plain = (bool, int, float, str, tuple, type(None))
-    hidden = ("training", "check_finite", "cast_input")
-    return {k: repr(v) for k, v in sorted(vars(module).items()) if k[0] != "_" and k not in hidden and isinstance(v, plain)}
-
-
-def digest_0_1(module: nn.Module) -> str:
-    """The fingerprint that version 0.1 gave, which its states and stores carry. It leaves out much that encoders differ in."""
-    hasher = hashlib.blake2b(digest_size=16)
-    for name, child in module.named_modules():
-        hasher.update(json.dumps([name, type(child).__name__, _options_0_1(child)]).encode())
-    for name, tensor in sorted(module.state_dict().items()):
-        if isinstance(tensor, Tensor):
-            hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-            hasher.update(tensor_bytes(tensor))
-    return hasher.hexdigest()
 
 
 # -- where a state came from -------------------------------------------------------------------------------------------------
@@ -391,7 +357,7 @@ class Origin:
                 "Show both to their encoder first: encoder.check_state(state)"
             )
         if new._digest_0_1 is None:
-            new._digest_0_1 = digest_0_1(new._module)
+            new._digest_0_1 = fingerprint_0_1(new._module)
         if old.fingerprint != new._digest_0_1:
             return False
         old._digest = new.fingerprint

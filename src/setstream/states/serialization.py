@@ -1,7 +1,7 @@
 """A state as bytes: one safetensors blob.
 
-    header  __metadata__: {"setstream.state": JSON of version, fingerprint, parts (name -> kind), checksum}
-    body    the tensors, named <part>.<tensor>, and `count`
+    header  __metadata__: {"setstream.state": JSON of version, fingerprint, parts (accumulators: name -> kind), checksum}
+    body    the tensors, named <accumulator>.<tensor>, and `count`
 
 The checksum covers names, dtypes, shapes and bytes of all tensors and the rest of the metadata: safetensors itself
 notices a short file, but not a flipped bit. It guards against damage, not against forgery.
@@ -21,7 +21,8 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream.errors import StateFormatError
 from setstream.states.accumulators import Accumulator
-from setstream.states.fingerprint import Origin, tensor_bytes
+from setstream.states.digest import tensor_bytes
+from setstream.states.fingerprint import Origin
 
 FORMAT = "setstream.state"
 # 1: with `spent` in weighted sums, and plain sums of total and mass. 2: with `error`.
@@ -37,17 +38,17 @@ def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
     return hasher.hexdigest()
 
 
-def dump(parts: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
+def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
     """The bytes of a state: equal states give equal bytes."""
-    tensors = {f"{name}.{key}": tensor for name, part in parts.items() for key, tensor in part.tensors.items()} | {
-        "count": count
-    }
+    tensors = {"count": count}
+    for name, accumulator in accumulators.items():
+        tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
     # Views of one storage would be refused: each tensor gets its own memory.
     tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     metadata: dict[str, Any] = {
         "version": VERSION,
         "fingerprint": fingerprint,
-        "parts": {name: part.kind for name, part in parts.items()},
+        "parts": {name: accumulator.kind for name, accumulator in accumulators.items()},
     }
     header = json.dumps({**metadata, "checksum": _checksum(tensors, metadata)})
     return safetensors.torch.save(tensors, {FORMAT: header})
@@ -74,7 +75,7 @@ def _metadata(data: bytes) -> dict[str, Any]:
 
 
 def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
-    """Parts, count and origin of the state in `data`."""
+    """Accumulators, count and origin of the state in `data`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
     data = bytes(data)
@@ -91,15 +92,16 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         raise StateFormatError("the state lacks its count, its parts or its fingerprint: it was edited")
     if count.dtype != torch.int64 or count.dim() != 1 or any(t.shape[:1] != count.shape for t in tensors.values()):
         raise StateFormatError("the state's tensors are not of one batch, with a count for each set: it was edited")
-    parts: dict[str, Accumulator] = {}
+    accumulators: dict[str, Accumulator] = {}
     for name, kind in kinds.items():
         start = name + "."
         named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
         try:
-            parts[name] = Accumulator.of_kind(kind)(**named)
-        except (KeyError, TypeError):
-            raise StateFormatError(f"this state has a part of unknown kind {kind!r}: a newer setstream wrote it") from None
-    return parts, count, None if fingerprint is None else Origin(None, fingerprint)
+            accumulators[name] = Accumulator.of_kind(kind).from_tensors(named, metadata["version"])
+        except (KeyError, TypeError) as error:
+            message = f"the accumulator {name!r} cannot be read, it was edited ({type(error).__name__}: {error})"
+            raise StateFormatError(message) from None
+    return accumulators, count, None if fingerprint is None else Origin(None, fingerprint)
 
 
 def write(data: bytes, path: Path) -> None:

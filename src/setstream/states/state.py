@@ -11,7 +11,8 @@ it, and goes to bytes and back without pickle.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Self, SupportsIndex
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
 from setstream.states import serialization
-from setstream.states.accumulators import REMOVAL_TOLERANCE, Accumulator, Chunks, LogSums, Sums, accumulator_dtype
+from setstream.states.accumulators import REMOVAL_TOLERANCE, Accumulator, accumulator_dtype
+from setstream.states.compat import read_as
 from setstream.states.fingerprint import Origin
 
 # Larger counts are no longer exact in JSON, and soon not in 64 bits.
@@ -31,7 +33,7 @@ MOST_ELEMENTS = 2**53
 class State:
     """A batch of B partial set encodings that add up.
 
-    Users get states from `encoder.update` and `encoder.empty`; pools build them from parts.
+    Users get states from `encoder.update` and `encoder.empty`; pools build them from accumulators.
 
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=4, out_dim=8)).eval()
@@ -53,9 +55,9 @@ class State:
     __slots__ = ("accumulators", "context", "count", "origin")
     __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to us
 
-    def __init__(self, parts: dict[str, Accumulator], count: Tensor, origin: Origin | None = None) -> None:
-        self.accumulators = parts
-        #: Elements seen, per set: (B,) int64. Removal lowers it; forgetting does not.
+    def __init__(self, accumulators: dict[str, Accumulator], count: Tensor, origin: Origin | None = None) -> None:
+        self.accumulators = accumulators
+        #: Elements seen, per set: (B,) int64. Removal lowers it; decay does not.
         self.count = count
         self.origin = origin
         # What the pool computed from its weights alone, kept along a stream so that it is computed once. Never saved.
@@ -65,8 +67,8 @@ class State:
 
     def __add__(self, other: State) -> State:
         origin = self._must_match(other, "merge")
-        parts = {name: part.merge(other.accumulators[name]) for name, part in self.accumulators.items()}
-        return State(parts, self.count + other.count, origin)
+        merged = {name: accumulator.merge(other.accumulators[name]) for name, accumulator in self.accumulators.items()}
+        return State(merged, self.count + other.count, origin)
 
     def __radd__(self, other: object) -> State:
         if isinstance(other, int) and other == 0:  # so that sum(states) works
@@ -81,12 +83,23 @@ class State:
 
         Sums subtract: exact while the remaining elements carry a fair share of each slot's weight and of its numerator.
         When heavy elements go and light ones stay, or large features and small ones stay, the difference drowns in the
-        rounding error of what was removed. That is estimated over the whole life of the state, and beyond `tolerance` (an
-        error relative to the norm of each slot's sums) a PrecisionError is raised instead of a wrong state. A set that
-        loses all its elements becomes exactly empty. Maxima and minima cannot lose elements: RemovalError.
+        rounding error of what was removed. That is estimated over the whole life of the state. A set that loses all its
+        elements becomes exactly empty.
 
-        What was forgotten in part is removed in part: after `state * 0.9`, elements from before are `part * 0.9`. Nothing
-        tells a part that was not scaled with the state.
+        Features of width one meet PrecisionError now and then without need: a signed sum that happens to be near zero has a
+        large relative error, and nothing that a state keeps tells it from the remainder of large elements that were removed.
+
+        After `state * 0.9`, elements from before are removed as `part * 0.9`. A part that was not scaled with the state gives a
+        wrong result without an error: elements of any weight may have been added after the decay.
+
+        Args:
+            part: the state of the elements that go.
+            tolerance: the largest error, relative to the norm of each slot's sums, that is accepted.
+
+        Raises:
+            PrecisionError: if the error may be larger than `tolerance`; its `sets` says where.
+            RemovalError: if there are fewer elements than should go, or of a maximum or minimum, which cannot lose any.
+
         """
         origin = self._must_match(part, "remove")
         count = self.count - part.count
@@ -95,15 +108,15 @@ class State:
                 f"cannot remove {part.count.tolist()} elements from sets that have seen {self.count.tolist()}: "
                 "only what was merged into a state can be taken out of it."
             )
-        parts = {}
-        for name, mine in self.accumulators.items():
+        rest = {}
+        for name, accumulator in self.accumulators.items():
             try:
-                parts[name] = mine.remove(part.accumulators[name], count == 0, tolerance)
+                rest[name] = accumulator.remove(part.accumulators[name], count == 0, tolerance)
             except (RemovalError, PrecisionError) as error:
                 if member := name.rpartition("/")[0]:  # of a Parallel
                     error.args = (f"{member}: {error}",)
                 raise
-        return State(parts, count, origin)
+        return State(rest, count, origin)
 
     def __mul__(self, factor: Real | float | Tensor) -> State:
         if not isinstance(factor, Real | Tensor):
@@ -118,7 +131,7 @@ class State:
         if not bool(((factors > 0) & torch.isfinite(factors)).all()):
             raise ConfigurationError(f"a state is scaled by positive finite numbers (0.9 forgets a tenth), not by {factor}")
         per_set = factors.expand(len(self))
-        return State({name: part.scale(per_set) for name, part in self.accumulators.items()}, self.count, self.origin)
+        return self._each(lambda accumulator: accumulator.scale(per_set))
 
     __rmul__ = __mul__
 
@@ -140,14 +153,13 @@ class State:
 
     def __iter__(self) -> Iterator[State]:
         """The sets, each a batch of one; views of this state's tensors."""
-        counts = self.count.split(1)
         columns = {
-            name: (type(part), list(part.tensors), zip(*(tensor.split(1) for tensor in part.tensors.values()), strict=True))
-            for name, part in self.accumulators.items()
+            name: (type(accumulator), {key: tensor.split(1) for key, tensor in accumulator.tensors.items()})
+            for name, accumulator in self.accumulators.items()
         }
-        for count in counts:
-            parts = {name: kind(**dict(zip(keys, next(rows), strict=True))) for name, (kind, keys, rows) in columns.items()}
-            yield State(parts, count, self.origin)
+        for row, count in enumerate(self.count.split(1)):
+            accumulators = {n: kind(**{key: rows[row] for key, rows in split.items()}) for n, (kind, split) in columns.items()}
+            yield State(accumulators, count, self.origin)
 
     @staticmethod
     def cat(states: Sequence[State]) -> State:
@@ -156,15 +168,15 @@ class State:
             raise ShapeError("State.cat needs at least one state, got an empty list")
         first, *rest = states
         origins = [first._must_match(other, "cat", same_batch=False) for other in rest]
-        origin = next((own for own in origins if own is not first.origin), first.origin)
-        parts = {name: part.cat([other.accumulators[name] for other in rest]) for name, part in first.accumulators.items()}
-        return State(parts, torch.cat([state.count for state in states]), origin)
+        origin = next((origin for origin in origins if origin is not first.origin), first.origin)
+        joined = {name: own.cat([other.accumulators[name] for other in rest]) for name, own in first.accumulators.items()}
+        return State(joined, torch.cat([state.count for state in states]), origin)
 
     def select(self, prefix: str) -> State:
-        """The parts of one member of a `Parallel` pool."""
+        """The accumulators of one member of a `Parallel` pool."""
         start = prefix + "/"
-        parts = {name.removeprefix(start): part for name, part in self.accumulators.items() if name.startswith(start)}
-        return State(parts, self.count, self.origin)
+        chosen = {name.removeprefix(start): own for name, own in self.accumulators.items() if name.startswith(start)}
+        return State(chosen, self.count, self.origin)
 
     # -- where and how it is held -------------------------------------------------------------------------------------
 
@@ -183,10 +195,20 @@ class State:
         if isinstance(target, torch.dtype):
             if not target.is_floating_point:
                 raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
-            return State({name: part.to_dtype(target) for name, part in self.accumulators.items()}, self.count, self.origin)
+            return self._each(lambda accumulator: accumulator.to_dtype(target))
         device = torch.device(target)
         narrow = self.to(accumulator_dtype(device)) if accumulator_dtype(device) != torch.float64 else self  # MPS
         return narrow._map(lambda tensor: tensor.to(device))
+
+    def widened(self) -> State:
+        """The state of one chunk as adding it to an empty state gives it."""
+        return self._each(lambda accumulator: accumulator.widened())
+
+    @property
+    def parts(self) -> dict[str, Accumulator]:
+        """The old name of `accumulators`."""
+        warnings.warn("State.parts is now State.accumulators; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+        return self.accumulators
 
     def detach(self) -> State:
         """The same values without a graph."""
@@ -226,26 +248,29 @@ class State:
 
     # -- helpers ------------------------------------------------------------------------------------------------------
 
+    def _each(self, change: Callable[[Accumulator], Accumulator]) -> State:
+        return State({name: change(accumulator) for name, accumulator in self.accumulators.items()}, self.count, self.origin)
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> State:
-        return State({name: part.map(change) for name, part in self.accumulators.items()}, change(self.count), self.origin)
+        return State(self._each(lambda accumulator: accumulator.map(change)).accumulators, change(self.count), self.origin)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of all parts by name, `part.tensor`; views, and without the count."""
-        return {f"{name}.{key}": t for name, part in self.accumulators.items() for key, t in part.tensors.items()}
+        """The tensors of all accumulators by name, `accumulator.tensor`; views, and without the count."""
+        return {f"{name}.{key}": t for name, own in self.accumulators.items() for key, t in own.tensors.items()}
 
     def _must_match(self, other: State, action: str, same_batch: bool = True) -> Origin | None:
         """Raise unless the two can become one; gives the origin of what they become."""
         if not isinstance(other, State):
             raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
-        mine, theirs = self.kinds(), other.kinds()
-        if mine != theirs:  # one may be of 0.1
-            self.read_as(other.accumulators)
-            other.read_as(self.accumulators)
-            mine, theirs = self.kinds(), other.kinds()
-        if mine != theirs:
+        if self.kinds() != other.kinds():  # one may be of 0.1
+            self.accumulators = read_as(self.accumulators, other.accumulators)
+            other.accumulators = read_as(other.accumulators, self.accumulators)
+        if self.kinds() != other.kinds():
             hint = " One was made in training mode, with drawn slots, the other in eval mode?"
-            drawn = "shared" in mine.values() or "shared" in theirs.values()
-            raise MismatchError(f"cannot {action} states of different pools: {mine} and {theirs}." + hint * drawn)
+            drawn = self.has_draw or other.has_draw
+            raise MismatchError(
+                f"cannot {action} states of different pools: {self.kinds()} and {other.kinds()}." + hint * drawn
+            )
         if (self.origin is None) != (other.origin is None) or (
             self.origin is not None and other.origin is not None and not self.origin.same_as(other.origin)
         ):
@@ -259,14 +284,14 @@ class State:
             raise MismatchError(f"cannot {action} states on {self.device} and {other.device}: move one with state.to(device)")
         if self.origin is other.origin and self.origin is not None:
             return self.origin
-        for name, part in self.accumulators.items():
-            for key in part.tensors.keys() | other.accumulators[name].tensors.keys():
-                a, b = part.tensors.get(key), other.accumulators[name].tensors.get(key)
-                if a is None or b is None:
-                    raise MismatchError(f"cannot {action} these states: only one of them has {name}.{key}")
-                if a.is_floating_point() != b.is_floating_point() or not (fits(self, a, b) or fits(other, b, a)):
-                    came = " and ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in (a, b))
-                    raise MismatchError(f"cannot {action} states of different shapes: {name}.{key} is {came}")
+        tensors, others = self.tensors(), other.tensors()
+        for name in tensors.keys() ^ others.keys():
+            raise MismatchError(f"cannot {action} these states: only one of them has {name}")
+        for name, a in tensors.items():
+            b = others[name]
+            if a.is_floating_point() != b.is_floating_point() or not (fits(self, a, b) or fits(other, b, a)):
+                came = " and ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in (a, b))
+                raise MismatchError(f"cannot {action} states of different shapes: {name} is {came}")
         # What came from elsewhere is still to be checked by an encoder, and so is what it is a part of.
         return other.origin if other.origin is not None and other.origin.loaded else self.origin
 
@@ -274,34 +299,19 @@ class State:
         """The state, if elements can have given its numbers; else StateFormatError. For what comes from outside."""
         if bool(((self.count < 0) | (self.count > MOST_ELEMENTS)).any()):
             raise StateFormatError(f"{place}a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
-        for name, part in self.accumulators.items():
-            if fault := part.fault(self.count > 0):
+        for name, accumulator in self.accumulators.items():
+            if fault := accumulator.fault(self.count > 0):
                 raise StateFormatError(f"{place}no elements give this state, it was edited or is damaged: {name}: {fault}")
         return self
 
     def kinds(self) -> dict[str, str]:
-        """The kind of each part."""
-        return {name: part.kind for name, part in self.accumulators.items()}
+        """The kind of each accumulator."""
+        return {name: accumulator.kind for name, accumulator in self.accumulators.items()}
 
-    def read_as(self, like: Mapping[str, Accumulator]) -> None:
-        """Take plain sums, as 0.1 kept them for some pools, for the weighted sums that these pools keep now."""
-        for name, part in like.items():
-            sums = self.accumulators.get(name.removesuffix("chunks") + "pooled")
-            if (
-                isinstance(part, Chunks)
-                and name not in self.accumulators
-                and isinstance(sums, Sums)
-                and "chunks" in sums.tensors
-            ):
-                self.accumulators = self.accumulators | {name: Chunks(seen=sums["chunks"].ceil().long())}
-        for name, part in self.accumulators.items():
-            if (
-                isinstance(part, Sums)
-                and isinstance(like.get(name), LogSums)
-                and "total" in part.tensors
-                and len(part.tensors) == 2
-            ):
-                self.accumulators = self.accumulators | {name: LogSums.of_sums(part)}
+    @property
+    def has_draw(self) -> bool:
+        """Whether it carries a random draw, as states of a training pass do."""
+        return any(accumulator.shared for accumulator in self.accumulators.values())
 
 
 def fits(state: State, tensor: Tensor, known: Tensor) -> bool:

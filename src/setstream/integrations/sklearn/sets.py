@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_consistent_length, validate_data
 from torch import Tensor
 
 from setstream.data.dataset import SetDataset
-from setstream.errors import NonFiniteError, ShapeError
+from setstream.errors import NonFiniteError, ShapeError, wrong_width
 from setstream.sets.layout import from_array
 from setstream.sets.source import ArraySource, SetSource
 
@@ -112,8 +112,8 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
     for number, one in enumerate(sets):
         if one.shape[0] != width:
             raise ShapeError(
-                f"{type(estimator).__name__} expects elements of width {width}, as "
-                f"{'set 0 has' if reset else 'it was fitted on'}; set {number} has elements of width {one.shape[0]}"
+                wrong_width(type(estimator).__name__, width, f"those of set {number}", one.shape[0])
+                + (" (as set 0 has)" if reset else " (it was fitted on the former)")
                 + (". Sets are (N, d): a row an element; are these transposed?" if len(one) == width else "")
             )
     if reset:

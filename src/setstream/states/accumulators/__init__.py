@@ -1,0 +1,43 @@
+"""What a state is made of: named tensors with the batch in front, and a law by which two of them become one.
+
+    Sums       a + b                                          totals, for pools of your own
+    LogSums    (v, m) stands for the sums v·e^m               sums and weighted sums with a running maximum m
+    Maximum    max(a, b)                                      feature-wise extremes
+    Minimum    min(a, b)
+    Chunks     a + b                                          in how many chunks each set came
+    Shared     a = b, or it is an error                       what all chunks of one pass must agree on
+
+Accumulators are immutable: every operation gives a new one, and autograd follows it. A new kind is a subclass of `Accumulator`
+and needs no change anywhere else.
+"""
+
+import warnings
+from typing import Any
+
+from setstream.states.accumulators.base import NOTHING, Accumulator, accumulator_dtype, align
+from setstream.states.accumulators.extrema import Maximum, Minimum
+from setstream.states.accumulators.log_sums import REMOVAL_TOLERANCE, LogSums, rounding_error
+from setstream.states.accumulators.shared import Shared
+from setstream.states.accumulators.sums import Chunks, Sums
+
+__all__ = [
+    "NOTHING",
+    "REMOVAL_TOLERANCE",
+    "Accumulator",
+    "Chunks",
+    "LogSums",
+    "Maximum",
+    "Minimum",
+    "Shared",
+    "Sums",
+    "accumulator_dtype",
+    "align",
+    "rounding_error",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Part":
+        warnings.warn("Part is now Accumulator; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+        return Accumulator
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

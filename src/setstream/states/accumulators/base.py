@@ -1,0 +1,200 @@
+"""What every accumulator does: merge, lose elements, decay, go over ranks, carry gradients, become bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import ClassVar, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from setstream.errors import ConfigurationError, MismatchError, RemovalError, StateFormatError, wrong_width
+from setstream.states.collectives import Group, all_gather
+
+# The shift of weighted sums that have seen nothing. Finite on purpose: e^(NOTHING - NOTHING) is 1 and not NaN, and the
+# sums it multiplies are zero. It is exact in bfloat16 and up, and far below any logit.
+NOTHING = -(2.0**120)
+
+# An owner of rank r and block b is the number r·RANK + b.
+RANK = 2**32
+
+
+def accumulator_dtype(device: torch.device) -> torch.dtype:
+    """The dtype that sums over a set are kept in: float64, or float32 where the device has no float64 (MPS).
+
+    A sum of 10^6 single elements in float32 loses what one product over the same elements keeps; the state is small, so
+    the wide type costs nothing that can be measured.
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def align(tensor: Tensor, like: Tensor) -> Tensor:
+    """`tensor` with trailing axes of size one until it has as many axes as `like`."""
+    return tensor.reshape(tensor.shape + (1,) * (like.dim() - tensor.dim()))
+
+
+def must_be_empty(nothing: Tensor, narrow: Tensor, wide: Tensor) -> None:
+    """Raise unless the accumulator of the narrower tensor has seen `nothing`: only then its width is not known yet."""
+    if not bool(nothing.all()):
+        which = "the elements of the state that is merged with it"
+        raise MismatchError(wrong_width("a state", narrow.shape[-1], which, wide.shape[-1]))
+
+
+class Accumulator:
+    """Named tensors, each (B, ...), and the laws by which they merge, lose elements, decay and go over ranks.
+
+    A kind of your own is a subclass with a `kind` (the name under which states keep it) and a `merge`. Everything else has a
+    default: it cannot lose elements nor decay, goes over ranks by gathering and merging, and saves its tensors as they are. Its
+    gradient is that of a sum, unless it overrides `contribution`, or `graded` to have none.
+    """
+
+    kind: ClassVar[str]
+    #: Whether all chunks of a pass have the same, as they have a random draw: elements do not change it.
+    shared: ClassVar[bool] = False
+    #: Whether each entry comes from one element alone, which gets the whole gradient, as that of a maximum does.
+    owned_by_one_element: ClassVar[bool] = False
+    _kinds: ClassVar[dict[str, type[Accumulator]]] = {}
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        if "kind" not in vars(cls):
+            if hasattr(cls, "kind"):
+                raise ConfigurationError(f"{cls.__qualname__} needs a kind of its own, to tell its states from {cls.kind!r}")
+            return  # a base of kinds
+        known = Accumulator._kinds.setdefault(cls.kind, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigurationError(f"there is an accumulator of kind {cls.kind!r}: {known.__module__}.{known.__qualname__}")
+        Accumulator._kinds[cls.kind] = cls
+
+    def __init__(self, **tensors: Tensor) -> None:
+        self.tensors = tensors
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    # -- the laws -----------------------------------------------------------------------------------------------------
+
+    def merge(self, other: Self) -> Self:
+        """The accumulator of both sets together."""
+        raise NotImplementedError
+
+    def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
+        """The accumulator without the elements of `other`.
+
+        Args:
+            other: what the removed elements accumulated to.
+            emptied: (B,), true for the sets that have no element left.
+            tolerance: PrecisionError if the relative error of what is left may be larger.
+
+        """
+        raise RemovalError(f"a {self.kind} cannot lose elements. Encode the remaining elements anew, or use another pool.")
+
+    def scale(self, factor: Tensor) -> Self:
+        """The accumulator with every element's weight multiplied by `factor` (B,)."""
+        raise ConfigurationError(
+            f"a {self.kind} cannot decay: its elements have no weights. Use a mean, a sum or UMBC for that."
+        )
+
+    def fault(self, seen: Tensor) -> str | None:
+        """What is impossible in these numbers, which come from outside; `seen` (B,) is true for sets that have elements."""
+        return None if all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()) else "NaN or infinity"
+
+    # -- tensors ------------------------------------------------------------------------------------------------------
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The accumulator with every tensor changed."""
+        return type(self)(**{name: change(tensor) for name, tensor in self.tensors.items()})
+
+    def to_dtype(self, dtype: torch.dtype) -> Self:
+        """The accumulator in another floating-point type; whole numbers stay."""
+        return self.map(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+    def widened(self) -> Self:
+        """The accumulator of one chunk as merging it with nothing gives it: sums in the wide type."""
+        return self
+
+    def cat(self, others: Sequence[Accumulator]) -> Self:
+        """The batches of several, one after the other. An accumulator of no elements may not know its width yet."""
+        joined = {}
+        for name, first in self.tensors.items():
+            pieces = [first, *(other[name] for other in others)]
+            widest = max(pieces, key=lambda piece: (piece.dim(), piece.numel() // max(len(piece), 1)))
+            shape = widest.shape[1:]
+            if any(piece.shape[1:] != shape for piece in pieces):
+                pieces = [align(piece, widest).expand(len(piece), *shape) for piece in pieces]
+            joined[name] = torch.cat(pieces)
+        return type(self)(**joined)
+
+    # -- ranks --------------------------------------------------------------------------------------------------------
+
+    def gather(self, group: Group) -> list[Self]:
+        """The accumulators of all ranks, on every rank."""
+        gathered = {name: all_gather(tensor, group) for name, tensor in self.tensors.items()}
+        return [type(self)(**dict(zip(gathered, tensors, strict=True))) for tensors in zip(*gathered.values(), strict=True)]
+
+    def reduce(self, group: Group) -> Self:
+        """The accumulators of all ranks as one, on every rank."""
+        return reduce(type(self).merge, self.gather(group))
+
+    def from_first_rank(self, group: Group) -> Self:
+        """Before a pass: what all ranks must agree on, as the group's first rank has it."""
+        return self
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def graded(self) -> tuple[str, ...]:
+        """The names of the tensors that carry a gradient."""
+        return tuple(self.tensors)
+
+    def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
+        """What this chunk adds to each graded tensor of the whole, as a differentiable function of the chunk's tensors.
+
+        The contributions of all chunks sum to the whole, which is how the whole's gradient reaches each of them.
+
+        Args:
+            whole: the accumulator of all chunks.
+            owned: the whole's entries that come from this chunk; given where one element owns each entry.
+
+        """
+        return {name: self[name] for name in self.graded()}
+
+    def new_owners(self, index: int) -> Tensor:
+        """One owner for every entry: the block `index`, or -1 for nobody."""
+        return torch.full_like(self[self.graded()[0]], index, dtype=torch.int64)
+
+    def merge_owners(self, other: Self, owners: Tensor, other_owners: Tensor) -> Tensor:
+        """The owners of the entries of `self.merge(other)`."""
+        raise NotImplementedError
+
+    def reduce_owners(self, owners: Tensor, group: Group) -> Tensor:
+        """The owners of the entries of `self.reduce(group)`, -1 for those of other ranks."""
+        rank = dist.get_rank(group)
+        ranked = all_gather(torch.where(owners < 0, -1, owners + rank * RANK), group)
+        whole, merged = None, ranked[0]
+        for accumulator, others in zip(self.gather(group), ranked, strict=True):
+            merged = merged if whole is None else whole.merge_owners(accumulator, merged, others)
+            whole = accumulator if whole is None else whole.merge(accumulator)
+        return torch.where(merged // RANK == rank, merged % RANK, -1)
+
+    # -- bytes --------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def of_kind(kind: str) -> type[Accumulator]:
+        """The class of this kind."""
+        if kind not in Accumulator._kinds:
+            raise StateFormatError(
+                f"this state has an accumulator of unknown kind {kind!r}: import the module that defines it, with "
+                f"kind = {kind!r}, before reading the state; or a newer setstream wrote it"
+            )
+        return Accumulator._kinds[kind]
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        """What is saved."""
+        return self.tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], version: int) -> Self:
+        """The accumulator of what was saved in a state of this format version."""
+        return cls(**tensors)

@@ -1,0 +1,225 @@
+"""Sums of weighted features and of their weights, relative to a running maximum.
+
+    numerator  v = Σ_j e^(l_j - m) φ_j      (B, ..., E)       l_j  log-weight of element j
+    normaliser c = Σ_j e^(l_j - m)          (B, ...)          m    shift: the largest l_j so far, less what was forgotten
+    shift      m                            (B, ...)          -inf or NOTHING where nothing was seen
+    error                                   (B, ..., 2)       the rounding error that c and |v| may hold
+
+    merge      (v, m) + (w, n) = (v e^(m - s) + w e^(n - s), s)       s = max(m, n)
+
+Plain sums have weight one and shift zero.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from setstream.errors import PrecisionError
+from setstream.states import compat
+from setstream.states.accumulators.base import NOTHING, Accumulator, accumulator_dtype, align, must_be_empty
+from setstream.states.collectives import Group, all_reduce
+
+# Decay moves what lies beyond a factor e^FADED from the sums into the shift, well before they would underflow in float32.
+FADED = 22.0
+
+# How many ε the sums of one chunk may be off: measured, with room to spare (tests/laws/test_sequences.py).
+UNSURE = 4.0
+
+# Removal is refused once its rounding error may exceed this share of what is left.
+REMOVAL_TOLERANCE = 1e-3
+
+
+class LogSums(Accumulator):
+    """Sums of weighted features and of their weights, relative to a running maximum: numerator, normaliser, shift, error.
+
+    Merging rescales both sides to the larger shift, so nothing overflows however large the logits are. The shift carries
+    no gradient: it cancels in v / c and in v·e^m. A chunk's sums come as they were computed, in float32; merging widens
+    them to the accumulators' type.
+
+    Every chunk brings the rounding error of its sums, ε (1 + |l|) of each (ε of the dtype that the logits were computed
+    in). Errors add up in squares, when chunks are merged and when they are removed: what a removal leaves is compared with
+    them. Sums made without `error` get that of one chunk.
+    """
+
+    kind = "log-sums"
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__(**tensors)
+        if "error" not in tensors and self._is_whole():
+            shift = tensors["shift"].clamp(min=NOTHING)
+            self.tensors["error"] = rounding_error(tensors["numerator"], tensors["normaliser"], shift)
+
+    @classmethod
+    def nothing(cls, numerator: Sequence[int], slots: Sequence[int], device: torch.device) -> Self:
+        """The sums of no elements, by the shapes of numerator and normaliser."""
+        dtype = accumulator_dtype(device)
+        return cls(
+            numerator=torch.zeros(numerator, dtype=dtype, device=device),
+            normaliser=torch.zeros(slots, dtype=dtype, device=device),
+            shift=torch.full(slots, NOTHING, dtype=dtype, device=device),
+            error=torch.zeros(*slots, 2, dtype=dtype, device=device),
+        )
+
+    @classmethod
+    def of_ones(cls, total: Tensor, count: Tensor, dtype: torch.dtype) -> Self:
+        """Plain sums: every element weighs one. dtype: that of the features."""
+        error = sizes(total, count).mul_(UNSURE * torch.finfo(torch.promote_types(dtype, torch.float32)).eps)
+        return cls(numerator=total, normaliser=count, shift=torch.zeros_like(count), error=error)
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor], version: int) -> Self:
+        return cls(**(compat.without_spent(tensors, rounding_error) if version == 1 else tensors))
+
+    def _is_whole(self) -> bool:
+        """Whether these are sums at all: what comes from outside may be anything."""
+        numerator, normaliser, shift = (self.tensors.get(name) for name in ("numerator", "normaliser", "shift"))
+        return (
+            numerator is not None
+            and normaliser is not None
+            and shift is not None
+            and numerator.shape[: normaliser.dim()] == normaliser.shape == shift.shape
+            and all(tensor.is_floating_point() for tensor in self.tensors.values())
+        )
+
+    # -- the laws -----------------------------------------------------------------------------------------------------
+
+    def merge(self, other: Self) -> Self:
+        """Both sums at the larger of the two shifts."""
+        shift = self["shift"]
+        if not self._adds_to(other):
+            shift = torch.maximum(shift, other["shift"]).clamp(min=NOTHING)
+        return self._add(other, shift, 1.0)
+
+    def _adds_to(self, other: Self) -> bool:
+        """Whether both are wide and at one shift, as plain sums are. Only asked where the answer costs nothing."""
+        a, b = self["shift"], other["shift"]
+        cheap = not torch.compiler.is_compiling() and a.device.type == "cpu" and a.dtype == torch.float64
+        return cheap and self["numerator"].dtype == other["numerator"].dtype == a.dtype and torch.equal(a, b)
+
+    def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
+        """The difference, at this accumulator's shift.
+
+        Where heavy elements or large features go and light or small ones stay, the rounding error of what went may be all
+        that is left. Once it could exceed `tolerance` of a slot's remaining weight, or of its remaining numerator,
+        PrecisionError is raised and nothing is changed.
+        """
+        rest = self._add(other, self["shift"].clamp(min=NOTHING), -1.0)
+        left = sizes(rest["numerator"], rest["normaliser"])
+        # Written so that NaN is bad, too. Where nothing is removed, nothing is lost.
+        bad = ~(rest["error"] <= tolerance * left) & ~align(emptied, left) & ~(other["normaliser"] == 0).unsqueeze(-1)
+        if bool(bad.any()):
+            slots = bad.any(-1)
+            sets = bad.flatten(1).any(1).nonzero().flatten().tolist()
+            raise PrecisionError(
+                f"cannot remove: in {int(slots.sum())} of {slots.numel()} slots (sets {sets[:8]}) what would be left is less "
+                f"than {1 / tolerance:.0f} times the rounding error of what was removed, or was never in the state. "
+                "Encode the remaining elements anew, or pass a larger tolerance to State.remove().",
+                tuple(sets),
+            )
+        fresh = {"shift": NOTHING}
+        return type(self)(**{n: t.masked_fill(align(emptied, t), fresh.get(n, 0.0)) for n, t in rest.tensors.items()})
+
+    def scale(self, factor: Tensor) -> Self:
+        """Sums times the factor. Before they fade away, or grow beyond bounds, what is too much goes into the shift."""
+        normaliser, shift = self["normaliser"].detach(), self["shift"]
+        wide = accumulator_dtype(shift.device)
+        factor = align(factor.to(wide), normaliser).expand_as(normaliser)
+        size = normaliser.to(wide).log() + factor.log()
+        away = (size.abs() > FADED) & (normaliser > 0)
+        moved = torch.where(away, (shift.to(wide) + size).to(shift.dtype), shift)
+        # By how much it really moved, after rounding.
+        growth = torch.where(away, (factor.log() + (shift.to(wide) - moved.to(wide))).exp(), factor)
+        return type(self)(**self._times(growth), shift=moved)
+
+    def fault(self, seen: Tensor) -> str | None:
+        """Sums are finite; weights and errors are not negative; nothing was summed where nothing was seen."""
+        if not self._is_whole():
+            return None  # not sums at all: an encoder, or the state it is merged with, will say so
+        numerator, normaliser, shift, error = (self[name] for name in ("numerator", "normaliser", "shift", "error"))
+        nothing = normaliser == 0
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (numerator, normaliser, error)):
+            return "sums hold NaN or infinity"
+        if not bool((torch.isfinite(shift) | (nothing & (shift == float("-inf")))).all()):
+            return "shift holds NaN or infinity"
+        if bool((normaliser < 0).any()) or bool((error < 0).any()):
+            return "normaliser or error is negative"
+        # Weights that are not kept as logarithms (shift 0) may all be too small for a float; no others.
+        if bool((nothing & align(seen, nothing) & (shift != 0)).any()):
+            return "normaliser is zero in a set that has elements"
+        if bool((~nothing & ~align(seen, nothing)).any()) or bool((align(nothing, numerator) & (numerator != 0)).any()):
+            return "numerator or normaliser is not zero where no element has any weight"
+        return None
+
+    def reduce(self, group: Group) -> Self:
+        shift = all_reduce(self["shift"], dist.ReduceOp.MAX, group)
+        sums = self._times(self._growth(shift))
+        return type(self)(**{name: all_reduce(tensor, dist.ReduceOp.SUM, group) for name, tensor in sums.items()}, shift=shift)
+
+    def graded(self) -> tuple[str, ...]:
+        return ("numerator", "normaliser")
+
+    def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
+        """The whole holds this chunk's sums times e^(m_chunk - m_whole)."""
+        growth = self._growth(whole["shift"])
+        return {name: self[name] * align(growth, self[name]) for name in self.graded()}
+
+    def widened(self) -> Self:
+        return self.to_dtype(accumulator_dtype(self["shift"].device))
+
+    # -- what they stand for ------------------------------------------------------------------------------------------
+
+    def mean(self) -> Tensor:
+        """v / c, and zero where nothing was seen."""
+        numerator, normaliser = self["numerator"], self["normaliser"]
+        return numerator / align(normaliser.masked_fill(normaliser == 0, 1.0), numerator)
+
+    def true_sums(self) -> tuple[Tensor, Tensor]:
+        """numerator·e^m and normaliser·e^m, for weights that are not normalised over the set."""
+        growth = self["shift"].to(self["normaliser"].dtype).exp()
+        return self["numerator"] * align(growth, self["numerator"]), self["normaliser"] * growth
+
+    # -- helpers ------------------------------------------------------------------------------------------------------
+
+    def _growth(self, shift: Tensor) -> Tensor:
+        """By what the sums are multiplied to be relative to another shift."""
+        wide = accumulator_dtype(shift.device)
+        return (self["shift"].to(wide) - shift.to(wide)).exp_()
+
+    def _times(self, factor: Tensor) -> dict[str, Tensor]:
+        return {name: self[name] * align(factor, self[name]) for name in ("numerator", "normaliser", "error")}
+
+    def _add(self, other: Self, shift: Tensor, sign: float) -> Self:
+        """The sum (or difference, sign -1) of both at `shift`; at their own if that is the shift of both."""
+        a, b = self.tensors, other.tensors
+        if shift is not a["shift"]:
+            a, b = self._times(self._growth(shift)), other._times(other._growth(shift))
+        numerator, other_numerator = a["numerator"], b["numerator"]
+        if numerator.shape != other_numerator.shape:
+            (narrow, empty), (wide, _) = sorted(
+                [(numerator, a["normaliser"] == 0), (other_numerator, b["normaliser"] == 0)],
+                key=lambda pair: (pair[0].dim(), pair[0].shape[-1]),
+            )
+            must_be_empty(empty, narrow, wide)
+            numerator, other_numerator = align(numerator, other_numerator), align(other_numerator, numerator)
+        return type(self)(
+            numerator=torch.add(numerator, other_numerator, alpha=sign),
+            normaliser=torch.add(a["normaliser"], b["normaliser"], alpha=sign),
+            shift=shift,
+            error=torch.hypot(a["error"], b["error"]).clamp_(max=torch.finfo(a["error"].dtype).max),
+        )
+
+
+def sizes(numerator: Tensor, normaliser: Tensor) -> Tensor:
+    """c and the norm of v, side by side: (B, ..., 2)."""
+    wide = accumulator_dtype(numerator.device)  # the squares of numbers that float32 holds overflow in float32
+    norm = torch.linalg.vector_norm(numerator.detach().flatten(normaliser.dim()), dim=-1, dtype=wide)
+    return torch.stack([normaliser.detach().to(wide), norm], -1).clamp_(max=torch.finfo(wide).max)
+
+
+def rounding_error(numerator: Tensor, normaliser: Tensor, reach: Tensor) -> Tensor:
+    """The rounding error in the sums of one chunk: ε (1 + |l|) of each. `reach`: the largest |l|, in the logits' dtype."""
+    share = reach.abs().add_(1.0).mul_(UNSURE * torch.finfo(reach.dtype).eps)
+    return sizes(numerator, normaliser).mul_(share.unsqueeze(-1))
