@@ -86,7 +86,9 @@ class CountMin(ss.Pool):
     def accumulate(self, context, features, mask):
         cells = self.hashes[:, features[..., 0].round().long() % self.hashes.shape[1]].movedim(0, 1)  # (B, rows, n)
         ones = torch.ones_like(cells) if mask is None else mask.long().unsqueeze(1).expand_as(cells)
-        return {"counts": Counts(total=torch.zeros(*cells.shape[:2], self.cells, dtype=torch.int64).scatter_add(2, cells, ones))}
+        return {
+            "counts": Counts(total=torch.zeros(*cells.shape[:2], self.cells, dtype=torch.int64).scatter_add(2, cells, ones))
+        }
 
     def finalize(self, state):
         total = state.accumulators["counts"]["total"]
