@@ -2,7 +2,6 @@
 
 import tempfile
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,35 +13,25 @@ from setstream.sets.layout import Packed
 from setstream.states.state import State
 
 
-class FeatureCache(Protocol):
-    """How the backward pass gets the features of all elements again."""
-
-    #: Whether `graph` gives the graphs of the forward pass, which other backward passes need, too.
-    keeps_graphs: bool
-
-    def absorb(self, index: int, block: Packed, features: Tensor) -> State:
-        """The state of a block in the forward pass."""
-
-    def graph(self, index: int, block: Packed) -> tuple[Tensor, State]:
-        """The features of a block as a leaf, and its state as a function of them."""
-
-
 class RecomputedFeatures:
-    """Nothing is kept: two more forward passes of phi without a graph."""
+    """Nothing is kept: two more forward passes of phi without a graph. The base of the other caches."""
 
+    #: Whether `graph` gives the graphs of the forward pass, which other backward passes need as well.
     keeps_graphs = False
 
     def __init__(self, run: Pass) -> None:
         self.run = run
 
     def absorb(self, index: int, block: Packed, features: Tensor) -> State:
+        """The state of a block in the forward pass."""
         return self.run.encoder.absorb(self.run.empty, self.run.prepared, block, features)
 
     def features(self, index: int, block: Packed) -> Tensor:
-        """The features of a block, without a graph."""
+        """The features of a block in the backward pass, without a graph."""
         return self.run.features(index, block.elements)
 
     def graph(self, index: int, block: Packed) -> tuple[Tensor, State]:
+        """The features of a block as a leaf, and its state as a function of them."""
         features = self.features(index, block).detach().requires_grad_(self.run.learns_phi)
         return features, self.run.absorb(block, features)
 
@@ -68,13 +57,13 @@ class FeaturesInFiles(RecomputedFeatures):
         return Path(self.folder.name) / f"{index}.npy"
 
 
-class FeaturesInMemory:
+class FeaturesInMemory(RecomputedFeatures):
     """Features and the pool's graph in memory: for a folded UMBC one weight per element and slot."""
 
     keeps_graphs = True
 
     def __init__(self, run: Pass) -> None:
-        self.run = run
+        super().__init__(run)
         self.graphs: dict[int, tuple[Tensor, State]] = {}
 
     def absorb(self, index: int, block: Packed, features: Tensor) -> State:
@@ -87,7 +76,7 @@ class FeaturesInMemory:
         return self.graphs[index]
 
 
-def open_cache(features: str | Path, run: Pass) -> FeatureCache:
+def open_cache(features: str | Path, run: Pass) -> RecomputedFeatures:
     """The cache that the option `features` names."""
     if features == "cache":
         return FeaturesInMemory(run)

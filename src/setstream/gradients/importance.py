@@ -20,7 +20,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers, forward_size
-from setstream.gradients.feature_cache import FeatureCache, open_cache
+from setstream.gradients.feature_cache import RecomputedFeatures, open_cache
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.sets.layout import Packed
@@ -52,7 +52,7 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options, norm: float =
 class ImportanceSampling:
     """The backward pass: exact through the pool for all elements, through phi for the drawn ones."""
 
-    def __init__(self, run: Pass, forward: Forward, blocks: Iterable[Packed], cache: FeatureCache, norm: float) -> None:
+    def __init__(self, run: Pass, forward: Forward, blocks: Iterable[Packed], cache: RecomputedFeatures, norm: float) -> None:
         self.run, self.forward, self.blocks, self.cache, self.norm = run, forward, blocks, cache, norm
 
     def __call__(self, cotangents: dict[Name, Tensor]) -> list[Tensor | None]:

@@ -142,7 +142,6 @@ class Served:
 
     @property
     def sample(self) -> Tensor:
-        """One element, or none if the first chunk has none."""
         return self._first.elements[:1]
 
     def __iter__(self) -> Iterator[Packed]:
@@ -155,19 +154,15 @@ class Served:
         return packed if self.device is None else Packed(packed.elements.to(self.device), packed.lengths)
 
     def whole(self) -> Packed | None:
-        """None: chunks are read one by one."""
         return None
 
     def blocks(self, size: int) -> Iterable[Packed]:
-        """The chunks, whatever their size."""
         return self
 
     def subset(self, wanted: int) -> InMemory:
-        """Not possible: what a chunk holds is not known before it is read."""
         raise ConfigurationError("gradient='subset' cannot draw from chunks: serve fewer chunks and use gradient='exact'")
 
     def draw(self, wanted: int, replacement: bool, size: int, apart: bool) -> tuple[Iterable[Packed], Carriers]:
-        """The chunks for the forward pass, and `wanted` of each set with factors."""
         return self, DrawnChunks(self, wanted, replacement)
 
 
@@ -208,7 +203,6 @@ class Sources(Served):
         self.sources, self.chunk_size = sources, chunk_size
 
     def whole(self) -> Packed:
-        """All elements at once."""
         return self._moved(pack([source.tensor() for source in self.sources]))
 
     def subset(self, wanted: int) -> InMemory:

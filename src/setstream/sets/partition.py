@@ -174,26 +174,21 @@ class InMemory:
 
     @property
     def sample(self) -> Tensor:
-        """One element, or none if there is none."""
         return self.packed.elements[:1]
 
     @property
     def learned(self) -> Tensor | None:
-        """The packed elements, where they require a gradient."""
         return self.packed.elements if self.packed.elements.requires_grad else None
 
     def whole(self) -> Packed:
-        """All elements at once."""
         return self.packed
 
     def blocks(self, size: int) -> Blocks:
-        """All elements, in blocks of about `size`."""
         lengths = self.packed.lengths
         pieces = columns(self._cuts(), lengths) if self.chunks_matter else in_order(lengths, size)
         return Blocks(self.packed.elements, pieces)
 
     def subset(self, wanted: int) -> InMemory:
-        """`wanted` random chunks of each set."""
         chosen = [chunks.select(self._draw_from(chunks, wanted)).order for chunks in self._cuts()]
         piece = joined(chosen, self.packed.lengths)
         drawn = Packed(piece.of(self.packed.elements).elements, piece.lengths)

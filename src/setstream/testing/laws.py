@@ -111,10 +111,9 @@ def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> 
 
 
 def _stream(encoder: SetEncoder, chunks: list[list[Tensor]]) -> State:
-    state: State | None = None
+    state = encoder.empty(len(chunks[0]))
     for chunk in chunks:
         state = encoder.update(state, chunk, chunks=AVERAGE)
-    assert state is not None
     return state
 
 
