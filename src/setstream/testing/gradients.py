@@ -42,8 +42,8 @@ def parameter_gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **
     value = loss(head(encode(encoder, sets, **options)))
     if not value.requires_grad:  # sets without elements, and nothing after the pool that learns
         return {name: torch.zeros_like(p) for name, p in learned.items()}
-    found = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), found, strict=True)}
+    gradients = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), gradients, strict=True)}
 
 
 def check_exact_gradient(
@@ -77,7 +77,7 @@ def check_exact_gradient(
     size = max((float(g.abs().max()) for g in reference.values() if g.numel()), default=0.0)
     for name, expected in reference.items():
         scale = max(float(expected.abs().max()), 0.05 * size) or 1.0
-        error, allowed = (float((found[name].double() - expected).abs().max()) / scale for found in (exact, full))
+        error, allowed = (float((mode[name].double() - expected).abs().max()) / scale for mode in (exact, full))
         dtype = full[name].dtype
         slack = SLACK_DOUBLE if dtype == torch.float64 else SLACK_GRADIENT
         allowed = FACTOR * allowed + slack * torch.finfo(dtype).eps
@@ -132,10 +132,10 @@ def check_unbiased_gradient(
     for _ in range(draws):
         if estimate is None:
             settings: dict[str, Any] = {"gradient": "unbiased", "partition": "random", "chunk_size": chunk_size}
-            found = parameter_gradients(subject, ragged, loss, **{**settings, "generator": generator, **options})
+            estimated = parameter_gradients(subject, ragged, loss, **{**settings, "generator": generator, **options})
         else:
-            found = estimate(subject, ragged, generator)
-        for name, gradient in found.items():
+            estimated = estimate(subject, ragged, generator)
+        for name, gradient in estimated.items():
             distance = gradient - full[name]
             totals[name] += distance
             squares[name] += distance.square()
