@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from step import likelihood, model
 from torch import Tensor, nn
 
 import setstream as ss
-from setstream.gradients.importance import ImportancePass
+from setstream.gradients.encode import MODES
+from setstream.gradients.importance import importance
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "unbiased": {"gradient": "unbiased"},
@@ -80,14 +82,14 @@ def report(
     for size in sizes:
         for name, options in estimators.items():
             options = dict(options)
-            ImportancePass.order = options.pop("order", 2.0)
+            MODES["importance"] = partial(importance, norm=options.pop("order", 2.0))
             chunk = size // options.get("grad_chunks", 1)
             found = [gradient(own, loss, x, chunk_size=chunk, partition="random", **options) for _ in range(draws)]
             cells = [noise_and_bias(torch.stack([f[part] for f in found]), full[part]) for part in (0, 1)]
             (noise, bias), (phi_noise, phi_bias) = cells
             rows.append((name, size, noise, phi_noise))
             print(f"| {name} | {size} | {noise:.2g} | {phi_noise:.2g} | {bias:.2g} | {phi_bias:.2g} |", flush=True)
-    ImportancePass.order = 2.0
+    MODES["importance"] = importance
     return rows
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import setstream as ss
 from setstream import testing
-from setstream.testing import gradients as gradients_
+from setstream.testing.gradients import default_loss
 
 
 def make(pool):
@@ -24,7 +24,7 @@ def gradients(encoder, head, sets, **options):
     options = {"generator": torch.Generator().manual_seed(3)} | options  # so that partitions leave the slots' draw alone
     z = ss.encode(encoder, sets, chunk_size=6, **options)
     z = z if isinstance(z, torch.Tensor) else torch.cat([v.flatten(1) for v in z.values()], 1)
-    value = gradients_._loss(head(z.flatten(1)))
+    value = default_loss(head(z.flatten(1)))
     found = torch.autograd.grad(value, parameters, allow_unused=True)
     return z.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 

@@ -168,7 +168,7 @@ def test_a_million_elements(pool):
     encoder = ss.SetEncoder(nn.Identity(), pool)
     torch.manual_seed(2)
     x = torch.randn(1, 1_000_000, 8) + 0.1
-    subject = laws._Subject(encoder, x, None)
+    subject = laws.Subject(encoder, x, None)
     state = None
     for chunk in x.split(4096, dim=1):
         state = subject.encoder.update(state, chunk)

@@ -17,7 +17,7 @@ MOVED = {
     "data.parquet": "data.table_sets",
     "data.part": "sets.part",
     "data.registry": "_utils.registry",
-    "data.served": "sets.served",
+    "data.served": "sets.chunks",
     "data.source": "sets.source",
     "data.tables": "data.formats.table",
     "drawn": "gradients.unbiased",

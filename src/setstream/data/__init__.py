@@ -12,8 +12,8 @@ from setstream.data.formats import H5Source, ImageFolderSource, NpySource, Torch
 from setstream.data.recognise import open_collection, open_source
 from setstream.data.recognise import open_sets as open
 from setstream.data.table_sets import ParquetSets, ParquetSource
+from setstream.sets.chunks import SourceChunks
 from setstream.sets.part import PartSource
-from setstream.sets.served import SourceChunks
 from setstream.sets.source import ArraySource, SetSource
 
 __all__ = [

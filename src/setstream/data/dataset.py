@@ -24,8 +24,8 @@ from torch import Tensor
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
 from setstream.data.formats.file import reading
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.chunks import SourceChunks
 from setstream.sets.part import PartSource
-from setstream.sets.served import SourceChunks
 from setstream.sets.source import SetSource
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")

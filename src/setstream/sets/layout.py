@@ -4,10 +4,9 @@
     ragged   a list of B tensors (N_i, ...)
     packed   a pair (x (ΣN_i, ...), ptr (B+1,)): set i is x[ptr[i]:ptr[i+1]], as in PyG
 
-All become `Packed`: the real elements of all sets one after another, and the length of each set. phi therefore never
-sees padding (which may hold anything, NaN too), and the same set gives the same answer in every layout. Pools work on
-dense blocks, so `Packed.groups` regroups features by size: sets of one length as a view, others padded to less than twice
-their size.
+All become `Packed`: the real elements of all sets one after another, and the length of each set. phi therefore never sees
+padding (which may hold anything, also NaN), and a set gives the same result in every layout. Pools work on dense blocks, so
+`Packed.groups` regroups features by size: sets of one length as a view, others padded to less than twice their size.
 """
 
 from __future__ import annotations
@@ -30,10 +29,14 @@ Sets: TypeAlias = "Array | Sequence[Array] | tuple[Array, Array]"
 
 @dataclass(frozen=True)
 class Packed:
-    """The elements (ΣN_i, ...) of B sets, one set after another, and the lengths N_i."""
+    """The elements (ΣN_i, ...) of B sets, one set after another, and the lengths N_i.
+
+    `positions` says where they lie in the packed elements that they were cut from, if they were.
+    """
 
     elements: Tensor
     lengths: list[int]
+    positions: Tensor | slice | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -51,21 +54,21 @@ class Packed:
         for rows in buckets.values():
             first, last, length = starts[rows[0]], starts[rows[-1] + 1], self.lengths[rows[0]]
             if last - first == length * len(rows) and all(self.lengths[row] == length for row in rows):
-                own = features if last - first == len(features) else features[first:last]  # a slice's way back is a copy
-                yield rows, own.unflatten(0, (len(rows), length)), None  # they lie side by side
+                block = features if last - first == len(features) else features[first:last]  # a slice's backward is a copy
+                yield rows, block.unflatten(0, (len(rows), length)), None  # the sets lie side by side
                 continue
             lengths = torch.tensor([self.lengths[row] for row in rows])
             offsets = torch.arange(int(lengths.max()))
             mask = offsets < lengths[:, None]
             # Padding repeats an element of the same set: finite like all features, and masked.
             positions = torch.tensor([starts[row] for row in rows])[:, None] + offsets.minimum(lengths[:, None] - 1)
-            # index_select takes a fifth of the time that indexing with positions does, and its way back adds rows in order.
+            # index_select takes a fifth of the time of indexing with positions, and its backward adds rows in order.
             block = features.index_select(0, positions.flatten().to(features.device)).unflatten(0, mask.shape)
             yield rows, block, mask.to(features.device)
 
 
 def from_array(array: np.ndarray) -> Tensor:
-    """A tensor on the array's own memory; a copy where torch cannot read it as it lies: backwards, or in foreign byte order."""
+    """A tensor that shares the array's memory; a copy where torch cannot (negative strides, foreign byte order)."""
     if not array.dtype.isnative or any(stride < 0 or stride % array.itemsize for stride in array.strides):
         array = array.astype(array.dtype.newbyteorder("="))
     if array.flags.writeable:
@@ -78,25 +81,27 @@ def from_array(array: np.ndarray) -> Tensor:
 def _tensor(value: object, what: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    if hasattr(value, "__array__"):  # numpy's, and data frames
+    if hasattr(value, "__array__"):  # NumPy arrays and data frames
         array = np.asarray(value)
         if array.dtype.kind not in "fiubc":
             raise ShapeError(
-                f"{what} must hold numbers; it holds {array.dtype}: convert it (astype(float)), or leave texts out"
+                f"{what} must hold numbers; it holds {array.dtype}: convert it (astype(float)), or leave text columns out"
             )
         return from_array(array)
     if hasattr(value, "chunks"):
         raise ShapeError(
-            f"{what} is a source ({type(value).__name__}), which is read in chunks: ss.encode(encoder, sources, chunk_size=...)"
-            " does so, and source.tensor() reads all of it"
+            f"{what} is a source ({type(value).__name__}), and a tensor or an array is needed here: source.tensor() reads all "
+            "of it; ss.encode(encoder, sources, chunk_size=...) reads sources in chunks"
         )
     raise ShapeError(f"{what} must be a tensor or an array, got {type(value).__name__}")
 
 
-def pack(sets: Sets, mask: Array | None = None) -> Packed:
-    """Bring any of the three layouts into packed form, or say what is wrong with it."""
+def pack(sets: Sets | Packed, mask: Array | None = None) -> Packed:
+    """Sets of any of the three layouts in packed form; raises ShapeError or MaskError if they are invalid."""
+    if isinstance(sets, Packed):
+        return sets
     if isinstance(sets, tuple | list) and mask is not None:
-        raise MaskError("a mask goes with the dense layout (B, N, ...) only: ragged lists and (x, ptr) have no padding")
+        raise MaskError("a mask is for the dense layout (B, N, ...) only: ragged lists and (x, ptr) have no padding")
     if isinstance(sets, tuple):
         return _pack_pointers(sets)
     if isinstance(sets, list):
@@ -107,8 +112,8 @@ def pack(sets: Sets, mask: Array | None = None) -> Packed:
 def _pack_dense(x: Tensor, mask: Array | None) -> Packed:
     if x.dim() < 2:
         raise ShapeError(
-            f"sets must be (B, N, ...): a batch of sets of elements; got shape {tuple(x.shape)}. One set is x[None], one "
-            "element x[None, None]"
+            f"sets must be (B, N, ...): a batch of sets of elements; got shape {tuple(x.shape)}. For one set pass x[None], for "
+            "one element x[None, None]"
         )
     batch, size = x.shape[:2]
     if batch == 0:
@@ -118,8 +123,8 @@ def _pack_dense(x: Tensor, mask: Array | None) -> Packed:
     if isinstance(mask, np.ndarray):
         mask = from_array(mask).to(x.device)
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise MaskError(f"the mask must be a bool tensor or array, True for real elements; got {came}: convert it to bool")
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise MaskError(f"the mask must be a bool tensor or array, True for real elements; got {kind}: convert it to bool")
     if mask.shape != (batch, size):
         raise MaskError(f"the mask must have shape {(batch, size)} like the sets {tuple(x.shape)}; got {tuple(mask.shape)}")
     if mask.device != x.device:

@@ -1,4 +1,4 @@
-"""A part of a source: elements n·i/k .. n·(i+1)/k of it, as a source of its own. Nothing else of the file is read."""
+"""A part of a source: its elements n·i/k .. n·(i+1)/k, as a source of its own. Nothing else of the file is read."""
 
 import torch
 from torch import Tensor
@@ -8,22 +8,23 @@ from setstream.sets.source import SetSource
 
 
 class PartSource(SetSource):
-    """Part `number` of `parts` contiguous parts of nearly equal size; together they are the whole.
+    """Part `number` of `parts` contiguous parts of nearly equal size, which together are the whole.
 
-    >>> from setstream.data import ArraySource
-    >>> source = ArraySource(torch.arange(5.0)[:, None], id="a")
-    >>> [PartSource(source, number, 2).tensor().flatten().tolist() for number in (0, 1)]
-    [[0.0, 1.0, 2.0], [3.0, 4.0]]
+    Example:
+        >>> from setstream.data import ArraySource
+        >>> source = ArraySource(torch.arange(5.0)[:, None], id="a")
+        >>> [PartSource(source, number, 2).tensor().flatten().tolist() for number in (0, 1)]
+        [[0.0, 1.0, 2.0], [3.0, 4.0]]
     """
 
     def __init__(self, source: SetSource, number: int, parts: int) -> None:
         if not 0 <= number < parts:
-            raise ConfigurationError(f"there is no part {number} of {parts}: they are counted from 0")
+            raise ConfigurationError(f"there is no part {number} of {parts}: parts are counted from 0")
         super().__init__(source.id, source.label, source.metadata)
         self.source, self.number, self.parts = source, number, parts
 
     def _bounds(self) -> tuple[int, int]:
-        """As torch.tensor_split cuts: the first parts have one element more."""
+        """As torch.tensor_split cuts: the first parts may have one element more."""
         each, more = divmod(len(self.source), self.parts)
         start = self.number * each + min(self.number, more)
         return start, start + each + (self.number < more)
@@ -34,23 +35,18 @@ class PartSource(SetSource):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an element."""
         return self.source.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its numbers."""
         return self.source.dtype
 
     def read(self, start: int, stop: int) -> Tensor:
-        """A range of the part."""
         first, last = self._bounds()
         return self.source.read(first + start, min(first + stop, last))
 
     def take(self, index: Tensor) -> Tensor:
-        """The elements at any positions of the part."""
         return self.source.take(index + self._bounds()[0])
 
     def close(self) -> None:
-        """Give back what holds the file open."""
         self.source.close()

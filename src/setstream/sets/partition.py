@@ -1,6 +1,6 @@
-"""How sets are cut into chunks, and which chunks carry the gradient.
+"""How sets in memory are cut into blocks, and which chunks carry the gradient.
 
-    random       a random order of each set, cut into pieces of chunk_size (the last may be smaller)
+    random       a random order of each set, cut into chunks of chunk_size (the last may be smaller)
     contiguous   the given order, cut the same way: no copy of the elements for a single set
     given        an index list for each chunk of each set
 
@@ -23,11 +23,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, ShapeError
-from setstream.sets.layout import Packed, Sets, pack
+from setstream.errors import ShapeError
+from setstream.sets.layout import Packed
 
 # Index lists: for each set, one list (or tensor) of element positions for each chunk.
 Given: TypeAlias = "Sequence[Sequence[Sequence[int] | Tensor]]"
+# What goes back: the number of a block among those of the forward pass, the block, and its factor per set (None: one).
+Carriers: TypeAlias = "Iterable[tuple[int, Packed, Tensor | None]]"
 
 
 @dataclass(frozen=True)
@@ -39,54 +41,27 @@ class Piece:
 
     def of(self, elements: Tensor) -> Packed:
         """The piece itself; a view where the positions are a slice."""
-        own = elements[self.positions] if isinstance(self.positions, slice) else elements.index_select(0, self.positions)
-        return Packed(own, self.lengths)
-
-    @property
-    def total(self) -> int:
-        """Elements of all sets together."""
-        return sum(self.lengths)
+        at = self.positions
+        return Packed(elements[at] if isinstance(at, slice) else elements.index_select(0, at), self.lengths, at)
 
 
-class Chunks:
-    """Sets that are served chunk by chunk: anything that can be iterated again and again.
+@dataclass(frozen=True)
+class Blocks:
+    """Pieces of packed elements, which can be iterated any number of times."""
 
-    Each item is a chunk of all sets of the batch, in any layout (a list where a set has nothing to give in this chunk). How
-    many chunks there are need not be known before the first pass.
-
-    >>> import torch, setstream as ss
-    >>> x = torch.randn(1, 100, 3)
-    >>> source = ss.Chunks(x.split(30, dim=1))
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
-    >>> torch.allclose(ss.encode(encoder, source, gradient="none"), encoder(x), atol=1e-5)
-    True
-    """
-
-    def __init__(self, source: Iterable[Sets]) -> None:
-        if isinstance(source, Iterator):
-            raise ConfigurationError(
-                "a source of chunks is read more than once, and an iterator or generator only gives its chunks once. Pass a "
-                "list, or an object whose __iter__ starts anew."
-            )
-        self.source = source
+    elements: Tensor
+    pieces: list[Piece]
 
     def __iter__(self) -> Iterator[Packed]:
-        batch: int | None = None
-        for chunk in self.source:
-            packed = pack(chunk)
-            if batch not in (None, len(packed)):
-                raise ShapeError(
-                    f"every chunk must hold all sets of the batch: the first had {batch}, this one has {len(packed)}"
-                )
-            batch = len(packed)
-            yield packed
+        return (piece.of(self.elements) for piece in self.pieces)
 
 
+@dataclass(frozen=True)
 class Cut:
     """One set, cut: an order of its elements and the bounds of the chunks in it."""
 
-    def __init__(self, order: Tensor, bounds: list[int]) -> None:
-        self.order, self.bounds = order, bounds
+    order: Tensor
+    bounds: list[int]
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -95,11 +70,11 @@ class Cut:
         """The positions of chunk `index` within the set; none where there is no such chunk."""
         return self.order[self.bounds[index] : self.bounds[index + 1]] if index < len(self) else self.order[:0]
 
-    def without(self, taken: Iterable[int]) -> Cut:
-        """The other chunks, as they are."""
-        gone = set(taken)
-        left = [self.chunk(index) for index in range(len(self)) if index not in gone]
-        return Cut(_together(left or [self.order[:0]]), [0, *accumulate(map(len, left))])
+    def select(self, indices: Iterable[int]) -> Cut:
+        """Some of the chunks."""
+        chunks = [self.chunk(index) for index in indices]
+        order = chunks[0] if len(chunks) == 1 else torch.cat([self.order[:0], *chunks])
+        return Cut(order, [0, *accumulate(map(len, chunks))])
 
 
 def even_cut(order: Tensor, chunk_size: int) -> Cut:
@@ -116,78 +91,50 @@ def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: 
     if len(partition) != len(lengths):
         raise ShapeError(f"a given partition needs an index list for each of the {len(lengths)} sets; got {len(partition)}")
     cuts = []
-    for index, (own, length) in enumerate(zip(partition, lengths, strict=True)):
-        chunks = [torch.as_tensor(chunk, dtype=torch.int64) for chunk in own]
-        order = torch.cat([torch.empty(0, dtype=torch.int64), *chunks])
+    for index, (chunks, length) in enumerate(zip(partition, lengths, strict=True)):
+        order = torch.cat([torch.empty(0, dtype=torch.int64), *(torch.as_tensor(c, dtype=torch.int64) for c in chunks)])
         if not torch.equal(order.sort().values, torch.arange(length)):
             raise ShapeError(f"the given partition of set {index} must name each of its {length} elements exactly once")
-        cuts.append(Cut(order, [0, *torch.tensor([len(chunk) for chunk in chunks]).cumsum(0).tolist()]))
+        cuts.append(Cut(order, [0, *accumulate(map(len, chunks))]))
     return cuts
 
 
 def in_order(lengths: list[int], size: int) -> list[Piece]:
     """All sets as they lie in memory, in slices of at most `size` elements: several whole sets, or a part of one."""
-    pieces: list[Piece] = []
-    own: dict[int, int] = {}
-    start = 0
-
-    def close() -> None:
-        nonlocal start
-        end = start + sum(own.values())
-        if end > start or not pieces:
-            pieces.append(Piece(slice(start, end), [own.get(index, 0) for index in range(len(lengths))]))
-        start = end
-        own.clear()
-
+    slices: list[dict[int, int]] = [{}]  # how many elements of which set
     room = size
     for index, length in enumerate(lengths):
-        if length > room:
-            if own:
-                close()
-            while length > size:
-                own[index] = size
-                close()
-                length -= size
+        if length > room and slices[-1]:
+            slices.append({})
             room = size
-        own[index] = length
+        while length > size:
+            slices[-1][index] = size
+            slices.append({})
+            length -= size
+        slices[-1][index] = length
         room -= length
-    close()
-    return pieces
+    counts = [[taken.get(index, 0) for index in range(len(lengths))] for taken in slices if any(taken.values())]
+    ends = list(accumulate(map(sum, counts)))
+    pieces = [Piece(slice(end - sum(count), end), count) for end, count in zip(ends, counts, strict=True)]
+    return pieces or [Piece(slice(0, 0), lengths)]
 
 
 def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:
     """The piece that takes selection[i] from set i."""
-    own = [len(positions) for positions in selection]
-    if len(selection) == 1 and own[0]:
+    counts = [len(positions) for positions in selection]
+    if len(selection) == 1 and counts[0]:
         only = selection[0]
         first, last = int(only[0]), int(only[-1])
-        if last - first + 1 == own[0] and bool((only.diff() == 1).all()):
-            return Piece(slice(first, last + 1), own)
-    start, shifted = 0, []
-    for positions, length in zip(selection, lengths, strict=True):
-        shifted.append(positions + start)
-        start += length
-    return Piece(torch.cat(shifted), own)
+        if last - first + 1 == counts[0] and bool((only.diff() == 1).all()):
+            return Piece(slice(first, last + 1), counts)
+    starts = [0, *accumulate(lengths)]
+    return Piece(torch.cat([positions + start for positions, start in zip(selection, starts, strict=False)]), counts)
 
 
 def columns(cuts: list[Cut], lengths: list[int]) -> list[Piece]:
     """Chunk j of every set together, for each j; a set that has no chunk j gives nothing."""
-    count = max(1, *(len(own) for own in cuts))
-    return [joined([own.chunk(j) for own in cuts], lengths) for j in range(count)]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Chunks that carry the gradient, with the factor of each set."""
-
-    pieces: list[Piece]
-    factors: list[Tensor]
-    cuts: list[Cut]
-    taken: list[dict[int, int]]
-
-    def rest(self) -> list[Cut]:
-        """Everything else, for each set, in the chunks that it was cut into."""
-        return [own.without(taken) for own, taken in zip(self.cuts, self.taken, strict=True)]
+    count = max(1, *(len(chunks) for chunks in cuts))
+    return [joined([chunks.chunk(j) for chunks in cuts], lengths) for j in range(count)]
 
 
 def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Generator | None) -> dict[int, int]:
@@ -208,34 +155,78 @@ def factor(chunks: int, wanted: int, times: int) -> float:
     return times * max(chunks / wanted, 1.0)
 
 
-def _together(tensors: list[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+@dataclass(frozen=True)
+class InMemory:
+    """Sets in memory, as a place where blocks come from.
 
-
-def draw(
-    cuts: list[Cut],
-    lengths: list[int],
-    wanted: int,
-    replacement: bool,
-    generator: torch.Generator | None,
-    *,
-    apart: bool = False,
-) -> Drawn:
-    """Draw `wanted` chunks of each set.
-
-    Without replacement all chunks of a set have one factor and make one piece; with it, or `apart`, each is a piece of its own.
+    chunks_matter: every block must be a chunk of the partition, because the pool's result depends on it or the caller gave
+    it. Otherwise forward passes may read the elements as they lie, in blocks of any size.
     """
-    drawn = [draw_counts(len(own), wanted, replacement, generator) for own in cuts]
-    if not replacement and not apart:
-        taken = [
-            _together([own.chunk(index) for index in counts] or [own.order[:0]])
-            for own, counts in zip(cuts, drawn, strict=True)
+
+    packed: Packed
+    chunk_size: int
+    partition: str | Given
+    generator: torch.Generator | None
+    chunks_matter: bool
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    @property
+    def sample(self) -> Tensor:
+        return self.packed.elements[:1]
+
+    @property
+    def learned(self) -> Tensor | None:
+        return self.packed.elements if self.packed.elements.requires_grad else None
+
+    def whole(self) -> Packed:
+        return self.packed
+
+    def blocks(self, size: int) -> Blocks:
+        lengths = self.packed.lengths
+        pieces = columns(self._cuts(), lengths) if self.chunks_matter else in_order(lengths, size)
+        return Blocks(self.packed.elements, pieces)
+
+    def subset(self, wanted: int) -> InMemory:
+        chosen = [chunks.select(self._draw_from(chunks, wanted)).order for chunks in self._cuts()]
+        piece = joined(chosen, self.packed.lengths)
+        drawn = Packed(piece.of(self.packed.elements).elements, piece.lengths)
+        return InMemory(drawn, self.chunk_size, "contiguous", self.generator, self.chunks_matter)
+
+    def draw(self, wanted: int, replacement: bool, size: int, apart: bool) -> tuple[Blocks, Carriers]:
+        """All elements for the forward pass, in blocks of about `size`, and `wanted` drawn chunks of each set with factors.
+
+        Without replacement all drawn chunks have one factor and make one block; with it, or where chunks matter, each is a
+        block of its own. apart: the drawn blocks must be the first blocks of the forward pass.
+        """
+        lengths, elements = self.packed.lengths, self.packed.elements
+        cuts = self._cuts()
+        drawn = [self._draw_from(chunks, wanted, replacement) for chunks in cuts]
+        if replacement or self.chunks_matter:
+            turns = range(max(1, *(len(counts) for counts in drawn)))
+            picks = [[[*counts.items()][turn : turn + 1] for counts in drawn] for turn in turns]
+        else:
+            picks = [[[*counts.items()] for counts in drawn]]
+        pieces, carriers = [], []
+        for number, chosen in enumerate(picks):
+            selected = [chunks.select(dict(pick)).order for chunks, pick in zip(cuts, chosen, strict=True)]
+            times = [pick[0][1] if pick else 1 for pick in chosen]
+            factors = torch.tensor([factor(len(chunks), wanted, n) for chunks, n in zip(cuts, times, strict=True)])
+            pieces.append(joined(selected, lengths))
+            carriers.append((number, pieces[-1].of(elements), factors))
+        if not apart and not self.chunks_matter:
+            return Blocks(elements, in_order(lengths, size)), carriers
+        rest = [
+            chunks.select(index for index in range(len(chunks)) if index not in counts)
+            for chunks, counts in zip(cuts, drawn, strict=True)
         ]
-        factors = torch.tensor([factor(len(own), wanted, 1) for own in cuts])
-        return Drawn([joined(taken, lengths)], [factors], cuts, drawn)
-    pieces, factors_list = [], []
-    for turn in range(max(1, *(len(counts) for counts in drawn))):
-        picks = [[*counts.items(), *[(len(own), 1)] * (turn + 1)][turn] for own, counts in zip(cuts, drawn, strict=True)]
-        pieces.append(joined([own.chunk(index) for own, (index, _) in zip(cuts, picks, strict=True)], lengths))
-        factors_list.append(torch.tensor([factor(len(own), wanted, n) for own, (_, n) in zip(cuts, picks, strict=True)]))
-    return Drawn(pieces, factors_list, cuts, drawn)
+        if not self.chunks_matter:
+            rest = [even_cut(chunks.order, max(1, size // len(lengths))) for chunks in rest]
+        return Blocks(elements, [*pieces, *columns(rest, lengths)]), carriers
+
+    def _cuts(self) -> list[Cut]:
+        return cut(self.packed.lengths, self.chunk_size, self.partition, self.generator)
+
+    def _draw_from(self, chunks: Cut, wanted: int, replacement: bool = False) -> dict[int, int]:
+        return draw_counts(len(chunks), wanted, replacement, self.generator)

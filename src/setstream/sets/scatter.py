@@ -4,60 +4,39 @@
     encode(encoder, parts, group=group)          gives every rank the z and the gradients of the whole sets
 
 The states are summed across ranks, shift-aware, so only states and gradients travel, whatever the number of elements. A rank
-may hold nothing of a set. Launch with torchrun; gloo on CPU, nccl on GPU.
+may hold no element of a set. Launch with torchrun; gloo on CPU, nccl on GPU.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from setstream.sets.chunks import Chunks
 from setstream.sets.layout import pack
 from setstream.sets.part import PartSource
-from setstream.sets.partition import Chunks
-from setstream.sets.served import SourceChunks
 from setstream.sets.source import are_sources
 
 
 def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup | None = None) -> Any:
-    """The part of every set that is this rank's, for `encode`: contiguous shares of (nearly) equal size.
+    """The part of every set that this rank holds, for `encode`: contiguous shares of nearly equal size.
 
-    Every rank passes the same sets, in any layout. Sources on disk, and chunks of them, become views: a rank reads its part
-    only. Chunks from elsewhere are read by all ranks, each of which keeps its part. Without torch.distributed one rank
-    holds everything.
+    Every rank passes the same sets, in any layout. Sources on disk, and chunks of them, become views: a rank reads only its
+    part. Other chunks are read by all ranks, each of which keeps its part. Without torch.distributed one rank holds
+    everything.
 
-    >>> import torch, setstream as ss
-    >>> [len(x) for x in ss.scatter_sets(torch.randn(2, 5, 3))]
-    [5, 5]
+    Example:
+        >>> import torch, setstream as ss
+        >>> [len(x) for x in ss.scatter_sets(torch.randn(2, 5, 3))]
+        [5, 5]
     """
     rank, ranks = 0, 1
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if are_sources(sets):
         return [PartSource(source, rank, ranks) for source in sets]
-    if isinstance(sets, SourceChunks):
-        return sets.part(rank, ranks)
     if isinstance(sets, Chunks):
-        return Chunks(_Changed(sets, lambda chunk: [torch.tensor_split(x, ranks)[rank] for x in chunk]))
+        return sets.part(rank, ranks)
     packed = pack(sets, mask)
     return [torch.tensor_split(x, ranks)[rank] for x in packed.elements.split(packed.lengths)]
-
-
-def some_sets(sets: Any, own: slice) -> Any:
-    """Some sets of a batch, as it holds them: a tensor, a list, or chunks."""
-    if isinstance(sets, Chunks) and not isinstance(sets, SourceChunks):
-        return Chunks(_Changed(sets, lambda chunk: chunk[own]))
-    return sets[own]
-
-
-class _Changed:
-    """Chunks, each changed when it comes: a list of tensors into another."""
-
-    def __init__(self, chunks: Chunks, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
-        self.chunks, self.change = chunks, change
-
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        for packed in self.chunks:
-            yield self.change(list(packed.elements.split(packed.lengths)))

@@ -2,13 +2,13 @@
 
     len(source), source.shape, source.dtype          how many elements, of what shape and type
     source.read(start, stop)                         a contiguous range
-    source.take(index)                               any elements
-    source.chunks(chunk_size, partition)             all of them, in a partition of your choice, read ahead
+    source.take(index)                               elements at any positions
+    source.chunks(chunk_size, partition)             all elements, in a partition of your choice, read ahead
 
-Partitions, any of which is legal for a consistent encoder:
+Partitions, any of which is valid for a consistent encoder:
 
     contiguous   the order of the file
-    blocks       contiguous blocks in random order: as good as the disk likes it
+    blocks       contiguous blocks in random order, which disks read fast
     random       fully random, element by element
 """
 
@@ -40,11 +40,14 @@ Metadata = dict[str, Any] | None
 
 
 class SetSource(ABC):
-    """One set of elements that need not be in memory. Opened when it is first read, in the process that reads it.
+    """One set of elements that need not be in memory. It is opened when it is first read, in the process that reads it.
 
-    id:        its name among others
-    label:     what is to be learned about it, if anything
-    metadata:  anything else that came with it
+    A source of your own implements `__len__`, `shape`, `dtype` and `read`.
+
+    Args:
+        id: The name of the set.
+        label: What is to be learned about the set, if anything.
+        metadata: Anything else that is known about it.
     """
 
     id: str = ""
@@ -74,7 +77,7 @@ class SetSource(ABC):
         """Elements start .. stop - 1: (stop - start, ...)."""
 
     def take(self, index: Tensor) -> Tensor:
-        """The elements at any positions, in that order. Reads ranges in the order of the file, over small gaps."""
+        """The elements at any positions, in that order. Reads ranges in the order of the file, including small gaps."""
         if not len(index):
             return self.read(0, 0)
         order = index.argsort()
@@ -83,15 +86,12 @@ class SetSource(ABC):
         if lowest < 0 or highest >= len(self):
             raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {lowest} .. {highest}")
         cuts = ((positions.diff() > SMALL_GAP).nonzero().flatten() + 1).tolist()
-        pieces = []
+        ranges = []
         for first, last in pairwise([0, *cuts, len(positions)]):
             low = int(positions[first])
             block = self.read(low, int(positions[last - 1]) + 1)
-            pieces.append(block[positions[first:last] - low])
-        found = torch.cat(pieces)
-        back = torch.empty_like(found)
-        back[order] = found
-        return back
+            ranges.append(block[positions[first:last] - low])
+        return torch.cat(ranges)[order.argsort()]
 
     def chunks(
         self,
@@ -100,28 +100,28 @@ class SetSource(ABC):
         *,
         generator: torch.Generator | None = None,
         ahead: int = 2,
-    ) -> Pieces:
-        """All elements in chunks; can be gone through again and again, in the same order each time."""
-        return Pieces(self, chunk_size, partition, generator, ahead)
+    ) -> ChunkedSource:
+        """All elements in chunks, which can be iterated any number of times, in the same order each time."""
+        return ChunkedSource(self, chunk_size, partition, generator, ahead)
 
     def tensor(self) -> Tensor:
         """All elements, in memory."""
         return self.read(0, len(self))
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing
-        """Give back what holds the file open; reading opens it again."""
+        """Close the file, if one is open; reading opens it again."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {len(self)} x {tuple(self.shape)}, {self.dtype})"
 
 
 def are_sources(sets: Any) -> TypeGuard[Sequence[SetSource]]:
-    """Whether these are sets that lie in sources, one source each."""
+    """Whether this is a list of sources, one for each set."""
     return isinstance(sets, list | tuple) and bool(sets) and all(isinstance(source, SetSource) for source in sets)
 
 
-class Pieces:
-    """The chunks of one source: (n, ...) tensors, read ahead of whoever uses them."""
+class ChunkedSource:
+    """The chunks of one source: (n, ...) tensors, read ahead of their use."""
 
     def __init__(
         self, source: SetSource, chunk_size: int, partition: str, generator: torch.Generator | None, ahead: int
@@ -142,8 +142,8 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def piece(self, number: int) -> Tensor:
-        """Chunk `number`; nothing where there is no such chunk."""
+    def chunk(self, number: int) -> Tensor:
+        """Chunk `number`; no elements where there is no such chunk."""
         if number >= len(self):
             return self.source.read(0, 0)
         start = int(self.starts[number])
@@ -152,9 +152,9 @@ class Pieces:
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.in_order:
-            yield from read_ahead((partial(self.piece, number) for number in range(len(self))), self.ahead)
+            yield from read_ahead((partial(self.chunk, number) for number in range(len(self))), self.ahead)
             return
-        # Handing a piece from thread to thread costs as much as reading a small one: several at a time, as they lie.
+        # Handing a chunk from thread to thread costs as much as reading a small one: read several at a time.
         size = len(self.source)
         chunk_bytes = self.chunk_size * math.prod(self.source.shape) * self.source.dtype.itemsize if size else 1
         step = self.chunk_size * max(1, READ_BYTES // max(1, chunk_bytes))
@@ -166,9 +166,10 @@ class Pieces:
 class ArraySource(SetSource):
     """A set in memory: a tensor or an array (N, ...).
 
-    >>> source = ArraySource(np.arange(6.0).reshape(3, 2), id="a")
-    >>> len(source), source.shape, source.take(torch.tensor([2, 0])).tolist()
-    (3, (2,), [[4.0, 5.0], [0.0, 1.0]])
+    Example:
+        >>> source = ArraySource(np.arange(6.0).reshape(3, 2), id="a")
+        >>> len(source), source.shape, source.take(torch.tensor([2, 0])).tolist()
+        (3, (2,), [[4.0, 5.0], [0.0, 1.0]])
     """
 
     def __init__(self, array: np.ndarray | Tensor, id: str = "", label: Any = None, metadata: Metadata = None) -> None:
@@ -182,18 +183,14 @@ class ArraySource(SetSource):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an element."""
         return tuple(self.array.shape[1:])
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of its numbers."""
         return self.array.dtype
 
     def read(self, start: int, stop: int) -> Tensor:
-        """A view."""
         return self.array[start:stop]
 
     def take(self, index: Tensor) -> Tensor:
-        """The elements at any positions."""
         return self.array[index]

@@ -26,7 +26,7 @@ SLACK_GRADIENT = 64.0
 Loss = Callable[[Any], Tensor]
 
 
-def _loss(output: Any) -> Tensor:
+def default_loss(output: Any) -> Tensor:
     """A loss with curvature and without symmetry, for any output: Σ (o² / 2 + o · cos(3 i))."""
     terms = []
     for _, tensor in named_tensors(output):
@@ -35,15 +35,15 @@ def _loss(output: Any) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def _gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **options: Any) -> dict[str, Tensor]:
+def parameter_gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **options: Any) -> dict[str, Tensor]:
     """∂L/∂θ of every parameter that learns, by name, through `encode(**options)`."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     encoder, head = (model.encoder, model.head) if isinstance(model, SetModel) else (model, nn.Identity())
     value = loss(head(encode(encoder, sets, **options)))
     if not value.requires_grad:  # sets without elements, and nothing after the pool that learns
         return {name: torch.zeros_like(p) for name, p in learned.items()}
-    found = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), found, strict=True)}
+    gradients = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), gradients, strict=True)}
 
 
 def check_exact_gradient(
@@ -52,7 +52,7 @@ def check_exact_gradient(
     mask: Tensor | None = None,
     *,
     chunk_size: int = 16,
-    loss: Loss = _loss,
+    loss: Loss = default_loss,
     **options: Any,
 ) -> float:
     """`encode(gradient="exact")` gives every parameter the gradient of `full`, as close to float64 as full itself comes.
@@ -69,15 +69,15 @@ def check_exact_gradient(
     ragged = [x.detach() for x in packed.elements.split(packed.lengths)]
     double = [x.double() if x.is_floating_point() else x for x in ragged]
     subject = copy.deepcopy(model).eval()
-    reference = _gradients(copy.deepcopy(model).double().eval(), double, loss, gradient="full")
-    full = _gradients(subject, ragged, loss, gradient="full")
-    exact = _gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": chunk_size, **options})
+    reference = parameter_gradients(copy.deepcopy(model).double().eval(), double, loss, gradient="full")
+    full = parameter_gradients(subject, ragged, loss, gradient="full")
+    exact = parameter_gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": chunk_size, **options})
     largest = 0.0
     # A gradient that all but cancels (a key bias before a softmax) is mostly rounding: compare it with the others' size.
     size = max((float(g.abs().max()) for g in reference.values() if g.numel()), default=0.0)
     for name, expected in reference.items():
         scale = max(float(expected.abs().max()), 0.05 * size) or 1.0
-        error, allowed = (float((found[name].double() - expected).abs().max()) / scale for found in (exact, full))
+        error, allowed = (float((mode[name].double() - expected).abs().max()) / scale for mode in (exact, full))
         dtype = full[name].dtype
         slack = SLACK_DOUBLE if dtype == torch.float64 else SLACK_GRADIENT
         allowed = FACTOR * allowed + slack * torch.finfo(dtype).eps
@@ -107,7 +107,7 @@ def check_unbiased_gradient(
     draws: int = 2000,
     chunk_size: int = 8,
     seed: int = 0,
-    loss: Loss = _loss,
+    loss: Loss = default_loss,
     estimate: Callable[[SetEncoder | SetModel, Sets, torch.Generator], dict[str, Tensor]] | None = None,
     **options: Any,
 ) -> float:
@@ -125,17 +125,17 @@ def check_unbiased_gradient(
     packed = pack(sets, mask)
     ragged = [x.detach().double() if x.is_floating_point() else x for x in packed.elements.split(packed.lengths)]
     subject = copy.deepcopy(model).double().eval()
-    full = _gradients(subject, ragged, loss, gradient="full")
+    full = parameter_gradients(subject, ragged, loss, gradient="full")
     generator = torch.Generator().manual_seed(seed)
     totals = {name: torch.zeros_like(g) for name, g in full.items()}
     squares = {name: torch.zeros_like(g) for name, g in full.items()}
     for _ in range(draws):
         if estimate is None:
             settings: dict[str, Any] = {"gradient": "unbiased", "partition": "random", "chunk_size": chunk_size}
-            found = _gradients(subject, ragged, loss, **{**settings, "generator": generator, **options})
+            estimated = parameter_gradients(subject, ragged, loss, **{**settings, "generator": generator, **options})
         else:
-            found = estimate(subject, ragged, generator)
-        for name, gradient in found.items():
+            estimated = estimate(subject, ragged, generator)
+        for name, gradient in estimated.items():
             distance = gradient - full[name]
             totals[name] += distance
             squares[name] += distance.square()

@@ -26,7 +26,7 @@ GROSSLY_WRONG = 0.1
 SLACK_DOUBLE = 256.0
 
 
-class _Subject:
+class Subject:
     """An eval-mode copy of a model, its float64 twin, and the sets as a list."""
 
     def __init__(self, model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None) -> None:
@@ -111,10 +111,9 @@ def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> 
 
 
 def _stream(encoder: SetEncoder, chunks: list[list[Tensor]]) -> State:
-    state: State | None = None
+    state = encoder.empty(len(chunks[0]))
     for chunk in chunks:
         state = encoder.update(state, chunk, chunks=AVERAGE)
-    assert state is not None
     return state
 
 
@@ -135,7 +134,7 @@ def check_mini_batch_consistency(
     ...
     setstream.errors.LawViolation: mini-batch consistency is broken: with chunks of ...
     """
-    subject = _Subject(model, sets, mask)
+    subject = Subject(model, sets, mask)
     generator = torch.Generator().manual_seed(seed)
     return max(
         subject.judge("mini-batch consistency", case, subject.finalize(_stream(subject.encoder, chunks)))
@@ -154,7 +153,7 @@ def check_permutation_invariance(
     >>> ss.testing.check_permutation_invariance(encoder, [torch.randn(9, 8), torch.randn(3, 8)]) < 1e-5
     True
     """
-    subject = _Subject(model, sets, mask)
+    subject = Subject(model, sets, mask)
     generator = torch.Generator().manual_seed(seed)
     errors = []
     for trial in range(trials):
@@ -174,7 +173,7 @@ def check_merge(
     >>> ss.testing.check_merge(encoder, torch.randn(2, 30, 8))
     0.0
     """
-    subject = _Subject(model, sets, mask)
+    subject = Subject(model, sets, mask)
     encoder = subject.encoder
     generator = torch.Generator().manual_seed(seed)
     errors = []
@@ -209,7 +208,7 @@ def check_slot_equivariance(
     """
     if not hasattr(model.pool, "permute_slots_"):
         raise MismatchError(f"{type(model.pool).__name__} has no slots to permute (no method permute_slots_)")
-    subject = _Subject(model, sets, mask)
+    subject = Subject(model, sets, mask)
     generator = torch.Generator().manual_seed(seed)
     errors = []
     for trial in range(trials):

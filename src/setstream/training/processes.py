@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from setstream.errors import ConfigurationError, DeviceError
-from setstream.sets.scatter import some_sets
 from setstream.training.task import Batch
 
 
@@ -70,7 +69,7 @@ class Processes:
                 f"a batch of {size} sets cannot be shared equally among {self.world} processes: choose a multiple of them"
             )
         part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
-        return {name: some_sets(value, part) for name, value in batch.items()}
+        return {name: value[part] for name, value in batch.items()}
 
     def wait(self) -> None:
         """Wait until all processes are here."""

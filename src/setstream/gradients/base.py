@@ -1,0 +1,309 @@
+"""What all modes share: the forward pass without a graph, and recomputation with one.
+
+    forward    state = Σ_blocks absorb(phi(block))                            no graph: the memory of one block
+    backward   ∂L/∂θ = Σ_carriers factor · ∂L/∂state · ∂absorb(phi(block))/∂θ
+
+The state is small, so its cotangent ∂L/∂state is too, and nothing else needs to be kept. A mode decides which blocks carry the
+gradient (the carriers), with what factor. The factor is on the *state*, numerator and normaliser, and not on the output or
+on named parameters: all that follows the state (the division, a slot residual, a layer norm, the value projection, the head)
+sees the value of the full set and gets its ordinary gradient, with weight one.
+
+Random modules in phi (dropout) draw the same numbers in both directions: each block has a seed of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from setstream.gradients.protocol import Batch, Options
+from setstream.models.encoder import SetEncoder
+from setstream.pools.base import Context
+from setstream.sets.layout import Packed
+from setstream.states import reduce
+from setstream.states.accumulators import accumulator_dtype
+from setstream.states.state import State
+
+Name = tuple[str, str]  # of an accumulator, and of a tensor in it
+Module = TypeVar("Module", bound=nn.Module)
+PullBack = Callable[[dict[Any, Tensor]], list[Tensor | None]]  # from cotangents to the gradients of inputs
+
+# Blocks without a graph may be larger than chunk_size: as many elements as keep about this many numbers in memory.
+FORWARD_NUMBERS = 2**22
+# Modules that are known to draw no random numbers.
+DETERMINISTIC = (nn.Sequential, nn.Linear, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LayerNorm, nn.Identity, nn.Conv2d, nn.Flatten)
+# Held while the process-wide generators are seeded for a block, or drawn from: threads would disturb each other's numbers.
+drawing = threading.RLock()
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """The generators that modules on this device draw from when they are given none."""
+    defaults = [torch.default_generator]
+    if device.type == "cuda":
+        defaults.append(torch.cuda.default_generators[device.index or 0])
+    elif device.type == "mps":
+        defaults.append(torch.mps._get_default_mps_generator())
+    return defaults
+
+
+def may_be_random(phi: nn.Module) -> bool:
+    """Whether phi has modules in training mode that could draw random numbers."""
+    return any(module.training and type(module) not in DETERMINISTIC for module in phi.modules())
+
+
+def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
+    """Whether phi draws random numbers: dropout in training mode does; other modules are tried on one element."""
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in encoder.phi.modules()):
+        return True
+    if not len(elements) or not may_be_random(encoder.phi):
+        return False
+    with torch.no_grad(), drawing:
+        before = [(generator, generator.get_state()) for generator in generators(elements.device)]
+        encoder.phi(encoder.cast(elements[:1]))
+        drew = [not torch.equal(generator.get_state(), state) for generator, state in before]
+        for generator, state in before:
+            generator.set_state(state)
+        return any(drew)
+
+
+def forward_size(encoder: SetEncoder, sets: Batch, options: Options) -> int:
+    """How many elements a block without a graph may have: by the element's own size and four times phi's widest layer."""
+    widths = [module.out_features for module in encoder.phi.modules() if isinstance(module, nn.Linear)]
+    widths += [module.embedding_dim for module in encoder.phi.modules() if isinstance(module, nn.Embedding)]
+    numbers_each = max(1, sets.sample.numel() + 4 * max(encoder.pool.in_dim or 0, *widths, 0))
+    return max(options.chunk_size * len(sets), FORWARD_NUMBERS // numbers_each)
+
+
+class GradientSums:
+    """Sums of gradients over blocks, in the accumulators' precision."""
+
+    def __init__(self, targets: list[Tensor]) -> None:
+        self.targets = targets
+        self.sums: list[Tensor | None] = [None] * len(targets)
+
+    def add(
+        self, outputs: Iterable[Tensor], cotangents: Iterable[Tensor], extra: tuple[Tensor, ...] = (), again: bool = False
+    ) -> list[Tensor | None]:
+        """Add the gradients of `outputs` at `cotangents`; gives those with respect to `extra`, which are not summed.
+
+        again: keep the graph, for another backward pass.
+        """
+        pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
+        if not pairs:
+            return [None] * len(extra)
+        graded, cotangents = zip(*pairs, strict=True)
+        targets = [*self.targets, *extra]
+        gradients = torch.autograd.grad(graded, targets, cotangents, allow_unused=True, retain_graph=again)
+        self.sums = [_sum(*pair) for pair in zip(self.sums, gradients, strict=False)]
+        return list(gradients[len(self.targets) :])
+
+
+def _sum(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total.to(accumulator_dtype(gradient.device)) + gradient
+
+
+class Leaves(Generic[Module]):
+    """Parameters of an encoder and its context, as leaves of graphs of their own.
+
+    Hooks of a parameter should see one gradient per backward pass, not one per block. So blocks are recomputed by a twin of the
+    encoder, which has copies of the modules (not of their tensors) with leaves in place of the parameters. The encoder itself
+    is not touched: other threads may use it at the same time. Where a module reaches the original parameters past the twin (a
+    compiled or scripted module, a closure), these get their gradient as well.
+    """
+
+    def __init__(self, module: Module, context: Context) -> None:
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        stand_ins = [p.detach().requires_grad_() for p in self.parameters]
+        self.module: Module = _twin(module, {id(p): leaf for p, leaf in zip(self.parameters, stand_ins, strict=True)}, {})
+        self.context = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in context.items()}
+        graded = [name for name, tensor in context.items() if tensor.requires_grad]
+        #: Whose gradients are wanted.
+        self.inputs = [*self.parameters, *(context[name] for name in graded)]
+        self._targets = [*stand_ins, *(self.context[name] for name in graded)]
+
+    def sums(self) -> GradientSums:
+        """Zero sums for all leaves, and for the parameters themselves."""
+        return GradientSums([*self._targets, *self.parameters])
+
+    def totals(self, sums: GradientSums) -> list[Tensor | None]:
+        """The sums for the inputs."""
+        past_the_twin = sums.sums[len(self._targets) :]
+        return [_sum(*pair) for pair in zip_longest(sums.sums[: len(self._targets)], past_the_twin)]
+
+    def gradients(self, totals: list[Tensor | None]) -> list[Tensor | None]:
+        """The totals in the types of the inputs."""
+        return [None if s is None else s.to(t.dtype) for s, t in zip(totals, self.inputs, strict=True)]
+
+
+def _twin(module: Module, stand_ins: dict[int, Tensor], twins: dict[int, Any]) -> Module:
+    """The module with other parameters: a copy of it and of its submodules, with the same buffers and attributes."""
+    if isinstance(module, torch.jit.ScriptModule):  # cannot be copied so
+        return module
+    if id(module) not in twins:
+        twin = twins[id(module)] = object.__new__(type(module))
+        parameters = {name: stand_ins.get(id(p), p) for name, p in module._parameters.items()}
+        children = {name: child and _twin(child, stand_ins, twins) for name, child in module._modules.items()}
+        twin.__dict__.update(module.__dict__ | {"_parameters": parameters, "_modules": children})
+    twin = twins[id(module)]
+    return twin
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The state of all blocks, and which block owns each entry of accumulators that single elements own (a maximum)."""
+
+    state: State
+    owners: dict[str, Tensor]
+
+    def contributions(self, index: int, chunk: State) -> dict[Name, Tensor]:
+        """What block `index`, whose own state is `chunk`, adds to each tensor of the state that carries a gradient."""
+        tensors = {}
+        with torch.enable_grad():
+            for name, accumulator in chunk.accumulators.items():
+                owned = self.owners[name] == index if name in self.owners else None
+                for key, tensor in accumulator.contribution(self.state.accumulators[name], owned).items():
+                    tensors[name, key] = tensor
+        return tensors
+
+
+class Pass:
+    """One encoding of a batch: the empty state, with one random draw for all ranks, and what both directions share."""
+
+    def __init__(self, encoder: SetEncoder, sets: Batch, options: Options) -> None:
+        self.encoder, self.options, self.learned = encoder, options, sets.learned
+        with drawing:
+            self.empty = encoder.pool.empty(len(sets), encoder.device or sets.sample.device)
+        if options.group is not None:
+            self.empty = reduce.share_draw(self.empty, options.group)
+        self.prepared = encoder.pool.prepare(self.empty)
+        kind = self.empty.device.type
+        self.autocast_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.learns_phi = self.learned is not None or any(p.requires_grad for p in encoder.phi.parameters())
+
+    @cached_property
+    def seed(self) -> int | None:
+        """From which the seeds of all blocks follow; None where phi is not in training mode."""
+        with drawing:
+            return int(torch.randint(2**62, ())) if any(module.training for module in self.encoder.phi.modules()) else None
+
+    def features(self, index: int, elements: Tensor, encoder: SetEncoder | None = None) -> Tensor:
+        """phi of a block's elements, with the same random numbers each time."""
+        with self._random_numbers_of(index), self.autocast():
+            return (encoder or self.encoder).features(elements)
+
+    def forward(self, blocks: Iterable[Packed], absorb: Callable[[int, Packed, Tensor], State] | None = None) -> Forward:
+        """The state of all blocks of all ranks; `absorb` gives a block's state instead of the encoder's `absorb`."""
+        state, group = self.empty, self.options.group
+        owners = {name: a.new_owners(-1) for name, a in state.accumulators.items() if a.owned_by_one_element}
+        for index, block in enumerate(blocks):
+            if self.options.one_chunk and any(map(min, state.count.tolist(), block.lengths)):
+                raise self.encoder.pool.inconsistent()
+            features = self.features(index, block.elements)
+            if absorb is None:
+                chunk = self.encoder.absorb(self.empty, self.prepared, block, features)
+            else:
+                chunk = absorb(index, block, features)
+            for name, numbers in owners.items():
+                accumulator = chunk.accumulators[name]
+                owners[name] = state.accumulators[name].merge_owners(accumulator, numbers, accumulator.new_owners(index))
+            # The first chunk needs no merging with an empty state; ranks, which may have no elements, need sums of one type.
+            state = chunk if state is self.empty and group is None else state + chunk
+        if group is not None:
+            owners = {name: state.accumulators[name].reduce_owners(numbers, group) for name, numbers in owners.items()}
+            state = reduce.reduce_state(state, group)
+        return Forward(state, owners)
+
+    def recompute(self, index: int, block: Packed, elements: Tensor) -> State:
+        """A block's state as a function of the leaves and of `elements`."""
+        with torch.set_grad_enabled(self.learns_phi):
+            features = self.features(index, elements, self.leaves.module)
+        return self.absorb(block, features)
+
+    def absorb(self, block: Packed, features: Tensor) -> State:
+        """A block's state as a function of the leaves and of its features."""
+        with torch.enable_grad(), self.autocast():
+            return self.leaves.module.absorb(self.empty, self.leaves.context, block, features)
+
+    @cached_property
+    def leaves(self) -> Leaves[SetEncoder]:
+        """Parameters and context as leaves of new graphs."""
+        return Leaves(self.encoder, self.prepared)
+
+    def encode(self, forward: Forward, pull_back: PullBack) -> Any:
+        """z, with `pull_back` as the derivative of the state: from its cotangents to the gradients of inputs."""
+        inputs = [*self.leaves.inputs, *([] if self.learned is None else [self.learned])]
+        return self.finalize(forward.state, recomputed(pull_back, graded_tensors(forward.state), inputs))
+
+    def finalize(self, state: State, tensors: dict[Name, Tensor]) -> Any:
+        """z of a state with some of its tensors replaced."""
+        accumulators = {
+            name: type(accumulator)(**{key: tensors.get((name, key), t) for key, t in accumulator.tensors.items()})
+            for name, accumulator in state.accumulators.items()
+        }
+        replaced = State(accumulators, state.count, state.origin)
+        replaced.context = self.prepared
+        return self.encoder.finalize_unchecked(replaced)
+
+    def gradients(self, sums: GradientSums, to_elements: Tensor | None) -> list[Tensor | None]:
+        """The gradients of all inputs, summed over the ranks, in the inputs' types."""
+        totals = self.leaves.totals(sums)
+        if self.options.group is not None:
+            totals = reduce.sum_gradients(totals, self.leaves.inputs, self.options.group)
+        return self.leaves.gradients(totals) + ([] if self.learned is None else [to_elements])
+
+    def autocast(self) -> torch.autocast:
+        """The autocast mode of the forward pass."""
+        dtype = self.autocast_dtype
+        return torch.autocast(self.empty.device.type, dtype=dtype, enabled=dtype is not None)
+
+    @contextmanager
+    def _random_numbers_of(self, index: int) -> Iterator[None]:
+        """Seed the generators for a block, and restore them: the caller's random numbers are not touched."""
+        if self.seed is None or not may_be_random(self.encoder.phi):
+            yield
+            return
+        with drawing:
+            # Not torch.manual_seed, which seeds every kind of device there may be and takes a millisecond for it.
+            before = [(generator, generator.get_state()) for generator in generators(self.empty.device)]
+            for generator, _ in before:
+                generator.manual_seed(self.seed + index)
+            try:
+                yield
+            finally:
+                for generator, state in before:
+                    generator.set_state(state)
+
+
+def graded_tensors(state: State) -> dict[Name, Tensor]:
+    """The tensors of a state that carry a gradient."""
+    return {(name, key): part[key] for name, part in state.accumulators.items() for key in part.graded()}
+
+
+def recomputed(pull_back: PullBack, tensors: dict[Any, Tensor], inputs: list[Tensor]) -> dict[Any, Tensor]:
+    """The tensors as functions of inputs, with `pull_back` as their derivative."""
+    return dict(zip(tensors, _Recomputed.apply(pull_back, tensors, *inputs), strict=True)) if inputs and tensors else tensors
+
+
+class _Recomputed(torch.autograd.Function):
+    """Parameters are explicit inputs, so that hooks and DDP see their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, pull_back: PullBack, tensors: dict[Any, Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.pull_back, ctx.names = pull_back, list(tensors)
+        return tuple(tensor.detach() for tensor in tensors.values())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.pull_back(dict(zip(ctx.names, cotangents, strict=True))))

@@ -1,0 +1,60 @@
+"""What `encode` hands to a mode: its options, and where blocks come from.
+
+    z = mode(encoder, sets, options)          a mode is a function in a file of its own
+
+What goes back is what `Batch.draw` gives: carriers, the blocks that carry the gradient with their factor per set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from setstream.sets.layout import Packed
+from setstream.sets.partition import Carriers
+from setstream.states.reduce import Group
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of `encode`, checked; `one_chunk`: it is an error if a set comes in more than one block."""
+
+    chunk_size: int
+    grad_chunks: int
+    replacement: bool
+    generator: torch.Generator | None
+    group: Group | None
+    features: str | Path
+    floor: float
+    one_chunk: bool
+
+
+class Batch(Protocol):
+    """Where blocks come from: `sets.partition.InMemory`, or chunks and sources, `sets.chunks.Served`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def sample(self) -> Tensor:
+        """At most one element."""
+
+    @property
+    def learned(self) -> Tensor | None:
+        """The packed elements, where they require a gradient."""
+
+    def whole(self) -> Packed | None:
+        """All elements in one block, where that is possible."""
+
+    def blocks(self, size: int) -> Iterable[Packed]:
+        """All elements, in blocks of about `size` elements, which can be iterated any number of times."""
+
+    def subset(self, wanted: int) -> Batch:
+        """`wanted` random chunks of each set."""
+
+    def draw(self, wanted: int, replacement: bool, size: int, apart: bool) -> tuple[Iterable[Packed], Carriers]:
+        """Blocks for the forward pass, and `wanted` drawn chunks of each set, which carry the gradient."""

@@ -1,0 +1,213 @@
+"""Sets that are served chunk by chunk, and as a place where the blocks of `ss.encode` come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from setstream._utils.prefetch import read_ahead
+from setstream.errors import ConfigurationError, ShapeError
+from setstream.sets.layout import Packed, Sets, pack
+from setstream.sets.part import PartSource
+from setstream.sets.partition import Carriers, InMemory, draw_counts, factor
+from setstream.sets.source import SetSource
+
+
+class Chunks:
+    """Sets that are served chunk by chunk: anything that can be iterated any number of times.
+
+    Each item is a chunk of all sets of the batch, in any layout (a list where a set has no elements in this chunk). The
+    number of chunks need not be known before the first pass. `chunks[rows]` are the chunks of some of the sets.
+
+    Example:
+        >>> import torch, setstream as ss
+        >>> x = torch.randn(1, 100, 3)
+        >>> source = ss.Chunks(x.split(30, dim=1))
+        >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2)).eval()
+        >>> torch.allclose(ss.encode(encoder, source, gradient="none"), encoder(x), atol=1e-5)
+        True
+    """
+
+    def __init__(self, source: Iterable[Sets]) -> None:
+        if isinstance(source, Iterator):
+            raise ConfigurationError(
+                "a source of chunks is read more than once, and an iterator or generator only gives its chunks once. Pass a "
+                "list, or an object whose __iter__ starts again from the beginning."
+            )
+        self.source = source
+
+    def __iter__(self) -> Iterator[Packed]:
+        batch: int | None = None
+        for chunk in self.source:
+            packed = pack(chunk)
+            if batch not in (None, len(packed)):
+                raise ShapeError(
+                    f"every chunk must hold all sets of the batch: the first had {batch}, this one has {len(packed)}"
+                )
+            batch = len(packed)
+            yield packed
+
+    def __getitem__(self, rows: slice) -> Chunks:
+        return Chunks(_MappedChunks(self, lambda sets: sets[rows]))
+
+    def part(self, number: int, parts: int) -> Chunks:
+        """Part `number` of `parts` contiguous parts of every chunk; all of it is read."""
+        return Chunks(_MappedChunks(self, lambda sets: [x.tensor_split(parts)[number] for x in sets]))
+
+
+class _MappedChunks:
+    """Chunks, each a list of tensors that is changed when it is read."""
+
+    def __init__(self, chunks: Chunks, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
+        self.chunks, self.change = chunks, change
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return (self.change(list(packed.elements.split(packed.lengths))) for packed in self.chunks)
+
+
+class SourceChunks(Chunks):
+    """Sets that lie in sources, served together: chunk j of every set, for each j, read ahead.
+
+    Example:
+        >>> import setstream as ss
+        >>> from setstream.data import ArraySource
+        >>> sets = SourceChunks([ArraySource(torch.randn(n, 3)) for n in (5, 9)], chunk_size=4)
+        >>> [chunk.lengths for chunk in sets]
+        [[4, 4], [1, 4], [0, 1]]
+        >>> [chunk.lengths for chunk in sets.part(1, 2)]         # what the second of two processes holds of every set
+        [[2, 4]]
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SetSource],
+        chunk_size: int,
+        partition: str = "contiguous",
+        generator: torch.Generator | None = None,
+        ahead: int = 2,
+    ) -> None:
+        super().__init__(_SourceColumns(sources, chunk_size, partition, generator, ahead))
+        self.sources = list(sources)
+        self._options = (chunk_size, partition, generator, ahead)
+
+    def __getitem__(self, rows: slice) -> SourceChunks:
+        return SourceChunks(self.sources[rows], *self._options)
+
+    def part(self, number: int, parts: int) -> SourceChunks:
+        """Part `number` of `parts` contiguous parts of every set; nothing else is read."""
+        return SourceChunks([PartSource(source, number, parts) for source in self.sources], *self._options)
+
+
+class _SourceColumns:
+    """Chunk j of every source, for each j, as lists; ends with the longest source."""
+
+    def __init__(
+        self, sources: Sequence[SetSource], chunk_size: int, partition: str, generator: torch.Generator | None, ahead: int
+    ) -> None:
+        self.ahead = ahead
+        example = next((source for source in sources if len(source)), sources[0])
+        self.nothing = torch.empty(0, *example.shape, dtype=example.dtype)
+        self.chunked = [source.chunks(chunk_size, partition, generator=generator) for source in sources]
+
+    def _read(self, number: int) -> list[Tensor]:
+        return [chunks.chunk(number) if number < len(chunks) else self.nothing for chunks in self.chunked]
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        count = max(1, *(len(chunks) for chunks in self.chunked))
+        return read_ahead((partial(self._read, number) for number in range(count)), self.ahead)
+
+
+class Served:
+    """Chunks as a place where blocks come from: every block is a chunk, on the encoder's device."""
+
+    learned = None  # elements that are read get no gradient
+
+    def __init__(self, chunks: Chunks, device: torch.device | None, generator: torch.Generator | None) -> None:
+        self.chunks, self.device, self.generator = chunks, device, generator
+        #: For each chunk that was read, which sets have elements in it.
+        self.present: list[list[bool]] = []
+
+    @cached_property
+    def _first(self) -> Packed:
+        first = next(iter(self.chunks), None)
+        if first is None:
+            raise ShapeError("the source of chunks is empty: at least one chunk is needed, to know how many sets there are")
+        return self._moved(first)
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    @property
+    def sample(self) -> Tensor:
+        return self._first.elements[:1]
+
+    def __iter__(self) -> Iterator[Packed]:
+        for index, packed in enumerate(self.chunks):
+            if index == len(self.present):
+                self.present.append([length > 0 for length in packed.lengths])
+            yield self._moved(packed)
+
+    def _moved(self, packed: Packed) -> Packed:
+        return packed if self.device is None else Packed(packed.elements.to(self.device), packed.lengths)
+
+    def whole(self) -> Packed | None:
+        return None
+
+    def blocks(self, size: int) -> Iterable[Packed]:
+        return self
+
+    def subset(self, wanted: int) -> InMemory:
+        raise ConfigurationError("gradient='subset' cannot draw from chunks: serve fewer chunks and use gradient='exact'")
+
+    def draw(self, wanted: int, replacement: bool, size: int, apart: bool) -> tuple[Iterable[Packed], Carriers]:
+        return self, DrawnChunks(self, wanted, replacement)
+
+
+class DrawnChunks:
+    """Chunks drawn for each set among its own, with factors: drawn after the first pass, which counts them."""
+
+    def __init__(self, served: Served, wanted: int, replacement: bool) -> None:
+        self.served, self.wanted, self.replacement = served, wanted, replacement
+
+    def __iter__(self) -> Iterator[tuple[int, Packed, Tensor]]:
+        factors: dict[int, Tensor] = {}
+        for row in range(len(self.served)):
+            chunks = [index for index, present in enumerate(self.served.present) if present[row]]
+            drawn = draw_counts(len(chunks), self.wanted, self.replacement, self.served.generator)
+            for number, times in drawn.items():
+                of_sets = factors.setdefault(chunks[number], torch.zeros(len(self.served)))
+                of_sets[row] = factor(len(chunks), self.wanted, times)
+        last = max(factors, default=-1)
+        for index, packed in enumerate(self.served):
+            if index in factors:
+                yield index, packed, factors[index]
+            if index >= last:
+                return
+
+
+class Sources(Served):
+    """Sources as a place where blocks come from: read in chunks, or whole, or only a random subset of their elements."""
+
+    def __init__(
+        self,
+        sources: Sequence[SetSource],
+        chunk_size: int,
+        partition: str,
+        generator: torch.Generator | None,
+        device: torch.device | None,
+    ) -> None:
+        super().__init__(SourceChunks(sources, chunk_size, partition, generator), device, generator)
+        self.sources, self.chunk_size = sources, chunk_size
+
+    def whole(self) -> Packed:
+        return self._moved(pack([source.tensor() for source in self.sources]))
+
+    def subset(self, wanted: int) -> InMemory:
+        """As many random elements of each set as `wanted` chunks hold; nothing else is read."""
+        size = self.chunk_size * wanted
+        drawn = [torch.randperm(len(source), generator=self.generator)[:size].sort().values for source in self.sources]
+        taken = pack([source.take(positions) for source, positions in zip(self.sources, drawn, strict=True)])
+        return InMemory(self._moved(taken), self.chunk_size, "contiguous", self.generator, chunks_matter=False)
