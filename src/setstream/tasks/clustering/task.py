@@ -16,6 +16,7 @@ from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
 from setstream.tasks.clustering.models import MODELS, MixtureHead
+from setstream.tasks.clustering.released import MODELS as RELEASED
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -34,7 +35,7 @@ class Clustering(Task):
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
     report = "setstream.tasks.clustering.report:add_evidence"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS | RELEASED
 
     def __init__(
         self,
