@@ -1,4 +1,4 @@
-"""The nine models of the clustering experiment as the authors' published code has them, which is not what the paper's text says.
+"""The nine models of the clustering experiment as in the published code of the authors, which differs from the text.
 
     points --Linear, ReLU, Linear--> features --set encoder--> z --decoder--> K x (logit, mean, variance)
 
