@@ -28,6 +28,7 @@ OURS = frozenset(
         "setstream.tasks.mil.needles:OtherClasses",
         "setstream.integrations.sklearn.network:MODELS[]",
         "setstream.tasks.clustering.models:MODELS[]",
+        "setstream.tasks.clustering.released:MODELS[]",
         "setstream.tasks.completion.models:MODELS[]",
         "setstream.tasks.documents.models:MODELS[]",
         "setstream.tasks.mil.models:MODELS[]",

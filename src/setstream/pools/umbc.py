@@ -55,6 +55,8 @@ class UMBC(Pool):
         normalise: divide by the weights' sum over the set; None: as the activation has it.
         eval_slots: mean or fixed.
         slot_norm: layer norm on the queries, as in the paper.
+        query_bias: a bias of the slots' projection.
+        shared_draw: in training, all sets of a batch get the same draw of Gaussian slots.
         slot_residual: add the queries to the pooled values, z = Q + A V.
         norm_after: layer norm on the result.
         slot_dropout: in training, each slot of each set is zeroed with this probability, the others scaled up.
@@ -80,6 +82,8 @@ class UMBC(Pool):
         normalise: bool | None = None,
         eval_slots: str = "mean",
         slot_norm: bool = True,
+        query_bias: bool = False,
+        shared_draw: bool = False,
         slot_residual: bool = False,
         norm_after: bool = False,
         slot_dropout: float = 0.0,
@@ -102,8 +106,8 @@ class UMBC(Pool):
         self.activation = resolve(activation, normalise)
         self.slot_residual, self.slot_dropout = slot_residual, slot_dropout
         self.folded = folding_pays(in_dim, num_slots, out_dim, heads) if fold is None else fold
-        self.slots = Slots(slots, num_slots, slot_dim, eval_slots)
-        self.query = nn.Linear(slot_dim, out_dim, bias=False)
+        self.slots = Slots(slots, num_slots, slot_dim, eval_slots, shared_draw)
+        self.query = nn.Linear(slot_dim, out_dim, bias=query_bias)
         self.query_norm = nn.LayerNorm(out_dim) if slot_norm else nn.Identity()
         self.key = nn.Linear(in_dim, out_dim, bias=bias and self.activation != ACTIVATIONS["softmax"])
         self.value = nn.Linear(in_dim, out_dim, bias=bias)

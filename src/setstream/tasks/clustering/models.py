@@ -46,7 +46,11 @@ class MixtureHead(nn.Module):
         if not self.per_slot:
             rows = rows.unflatten(-1, (self.clusters, -1))
         logits, means, scales = rows.split([1, self.dim, self.dim], dim=-1)
-        return logits.squeeze(-1), means, F.softplus(scales) + SMALLEST_SCALE
+        return logits.squeeze(-1), means, self.scales(scales)
+
+    def scales(self, raw: Tensor) -> Tensor:
+        """Standard deviations from the layer's third output."""
+        return F.softplus(raw) + SMALLEST_SCALE
 
     def forward(self, z: Tensor) -> DiagonalMixture:
         return DiagonalMixture(*self.raw(z))

@@ -16,6 +16,7 @@ from torch import Tensor
 from setstream.models.model import SetModel
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
 from setstream.tasks.clustering.models import MODELS, MixtureHead
+from setstream.tasks.clustering.released import MODELS as RELEASED
 from setstream.tasks.prediction import predict_in_chunks
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
@@ -41,7 +42,7 @@ class Clustering(Task):
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
     report = "setstream.tasks.clustering.report:add_report"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS | RELEASED
 
     def __init__(
         self,
