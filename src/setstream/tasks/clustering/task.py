@@ -18,6 +18,7 @@ from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negativ
 from setstream.tasks.clustering.models import MODELS, MixtureHead
 from setstream.tasks.clustering.released import MODELS as RELEASED
 from setstream.tasks.prediction import predict_in_chunks
+from setstream.tasks.registry import RenamedModels
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -42,7 +43,7 @@ class Clustering(Task):
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
     report = "setstream.tasks.clustering.report:add_report"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS | RELEASED
+    models: ClassVar[dict[str, Callable[..., SetModel]]] = RenamedModels(MODELS | RELEASED, MODELS.renamed)
 
     def __init__(
         self,
