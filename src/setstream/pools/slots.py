@@ -11,8 +11,6 @@ slots. In eval mode the slots are the mean, or, on request, one fixed draw that 
 softplus(v) is the standard deviation. The paper writes it as the covariance; its experiments use it as we do.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,16 +34,14 @@ class Slots(nn.Module):
     """
 
     fixed: Tensor | None
-    # How noise is drawn in training does not change what a state of the same weights means.
-    not_in_fingerprint: ClassVar[tuple[str, ...]] = ("shared_draw",)
 
-    def __init__(self, kind: str, num_slots: int, slot_dim: int, eval_slots: str = "mean", shared_draw: bool = False) -> None:
+    def __init__(self, kind: str, num_slots: int, slot_dim: int, eval_slots: str = "mean") -> None:
         super().__init__()
         if kind not in KINDS:
             raise ConfigurationError(f"unknown slots {kind!r}: choose one of {', '.join(KINDS)}")
         if eval_slots not in EVAL_SLOTS:
             raise ConfigurationError(f"unknown eval_slots {eval_slots!r}: choose one of {', '.join(EVAL_SLOTS)}")
-        self.kind, self.num_slots, self.slot_dim, self.shared_draw = kind, num_slots, slot_dim, shared_draw
+        self.kind, self.num_slots, self.slot_dim = kind, num_slots, slot_dim
         rows = 1 if kind == "shared-gaussian" else num_slots
         self.mean = nn.Parameter(torch.empty(rows, slot_dim))
         if kind == "learned":
@@ -58,13 +54,12 @@ class Slots(nn.Module):
         self.register_buffer("fixed", fixed)
 
     def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor | None:
-        """ε (B, K, slot_dim) for one training pass; None where nothing is random."""
+        """ε (batch, K, slot_dim) for one training pass; None where nothing is random."""
         if self.kind == "learned" or not self.training:
             return None
         where = device if generator is None else generator.device
-        draws = 1 if self.shared_draw else batch
-        noise = torch.randn(draws, self.num_slots, self.slot_dim, device=where, dtype=self.mean.dtype, generator=generator)
-        return noise.to(device).expand(batch, -1, -1)
+        noise = torch.randn(batch, self.num_slots, self.slot_dim, device=where, dtype=self.mean.dtype, generator=generator)
+        return noise.to(device)
 
     def forward(self, noise: Tensor | None) -> Tensor:
         """The slots (B or 1, K, slot_dim) for a draw, or for eval mode."""

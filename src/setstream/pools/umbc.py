@@ -104,9 +104,9 @@ class UMBC(Pool):
         self.in_dim, self.num_slots, self.slot_dim = in_dim, num_slots, slot_dim
         self.out_dim, self.heads = out_dim, heads
         self.activation = resolve(activation, normalise)
-        self.slot_residual, self.slot_dropout = slot_residual, slot_dropout
+        self.slot_residual, self.slot_dropout, self.shared_draw = slot_residual, slot_dropout, shared_draw
         self.folded = folding_pays(in_dim, num_slots, out_dim, heads) if fold is None else fold
-        self.slots = Slots(slots, num_slots, slot_dim, eval_slots, shared_draw)
+        self.slots = Slots(slots, num_slots, slot_dim, eval_slots)
         self.query = nn.Linear(slot_dim, out_dim, bias=query_bias)
         self.query_norm = nn.LayerNorm(out_dim) if slot_norm else nn.Identity()
         self.key = nn.Linear(in_dim, out_dim, bias=bias and self.activation != ACTIVATIONS["softmax"])
@@ -131,8 +131,8 @@ class UMBC(Pool):
         return {"pooled": LogSums.nothing((*slots, pooled), slots, device)}
 
     def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
-        noise = self.slots.draw(batch, device, generator)
-        return {} if noise is None else {"draw": Shared(noise=noise)}
+        noise = self.slots.draw(1 if self.shared_draw else batch, device, generator)
+        return {} if noise is None else {"draw": Shared(noise=noise.expand(batch, -1, -1))}
 
     # -- a pass -------------------------------------------------------------------------------------------------------
 
