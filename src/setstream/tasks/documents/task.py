@@ -95,7 +95,8 @@ class Documents(Task):
 
     @cached_property
     def _labelled(self) -> tuple[list[str], dict[str, Split]]:
-        return labelled(self.tokens, self.label_minimum)
+        with torch.device("cpu"):  # also while a model is built on the meta device
+            return labelled(self.tokens, self.label_minimum)
 
     @property
     def labels(self) -> list[str]:
