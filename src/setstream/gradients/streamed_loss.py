@@ -35,7 +35,7 @@ def streamed_loss(
     """The loss (B,) of each set: the mean or sum of fn over its elements, with exact gradients and the memory of one chunk.
 
     Args:
-        fn: fn(*inputs, chunk, mask) gives the loss of each element: chunk (B, n, ...), mask (B, n), result (B, n). Masked
+        fn: `fn(*inputs, chunk, mask)` gives the loss of each element: chunk (B, n, ...), mask (B, n), result (B, n). Masked
             entries do not count. If fn is a module, its parameters get their gradient.
         sets: Sets in memory, in any layout.
         inputs: Tensors that fn needs and that should get a gradient, such as the parameters that a head predicted.

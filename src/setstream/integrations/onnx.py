@@ -1,4 +1,4 @@
-"""A stream on a device that has no PyTorch: three graphs, and the state of nothing.
+"""A stream on a device that has no PyTorch: three graphs, and the state of nothing::
 
     folder/update.onnx     state, chunk (B, n, d)      -> state           n and B as you like, n > 0
            merge.onnx      state, other state          -> state

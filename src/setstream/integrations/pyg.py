@@ -1,4 +1,4 @@
-"""Pools as aggregations of PyG: groups of nodes or edges are sets.
+"""Pools as aggregations of PyG: groups of nodes or edges are sets::
 
     z_g = pool({ x_i : index_i = g })          (groups, num_slots * out_dim), or (groups, num_slots, out_dim)
 

@@ -1,4 +1,4 @@
-"""The three verbs as pure functions on plain tensors: what compilers and exporters can read.
+"""The three verbs as pure functions on plain tensors: what compilers and exporters can read::
 
     tensors = empty(encoder, batch, elements)      {"pooled.numerator": (B, ...), ..., "count": (B,)}
     tensors = update(encoder, tensors, chunk)      chunk (B, n, ...), n > 0, dense

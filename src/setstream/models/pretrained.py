@@ -67,7 +67,7 @@ class Pretrained:
 
         Args:
             folder: Where to.
-            builder: builder(**options) gives this model with other weights; needed unless the model knows it.
+            builder: `builder(**options)` gives this model with other weights; needed unless the model knows it.
             options: Of the builder.
             about: Anything else for config.json: steps, scores, a licence.
             dtype: Of the weights in the file, torch.float16 to halve it; None: as they are.

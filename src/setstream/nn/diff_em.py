@@ -1,7 +1,7 @@
 """Set pooling by differentiable expectation maximisation.
 
 Each head is a mixture of p diagonal Gaussians with a learned prior (Dirichlet on the weights, normal-inverse-Wishart on
-means and variances). Starting from the prior's mode, L steps of MAP-EM fit it to the set:
+means and variances). Starting from the prior's mode, L steps of MAP-EM fit it to the set::
 
     q_nc = π_c N(x_n; μ_c, σ²_c) / Σ_c' ...                              responsibilities
     w_c  = Σ_n q_nc

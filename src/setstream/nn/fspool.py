@@ -1,4 +1,4 @@
-"""Featurewise sort pooling.
+"""Featurewise sort pooling::
 
     z_d = Σ_r w_d(r / (N - 1)) x_(r),d         x_(r),d  the r-th largest value of feature d, r = 0 .. N-1
     w_d piecewise linear on [0, 1], with `pieces` pieces and learned heights at their ends

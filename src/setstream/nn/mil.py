@@ -1,4 +1,4 @@
-"""The two classic poolings of multiple instance learning.
+"""The two classic poolings of multiple instance learning::
 
     gated attention (AB-MIL)   a_n = softmax_n( wᵀ (tanh(V h_n) ⊙ σ(U h_n)) ),   z = Σ_n a_n h_n
     DS-MIL                     instance stream  s_n = W h_n,  s = max_n s_n,  m = argmax_n s_n

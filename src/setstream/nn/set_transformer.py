@@ -1,4 +1,4 @@
-"""The blocks of the Set Transformer, and the whole.
+"""The blocks of the Set Transformer, and the whole::
 
     MAB(X, Y)  = LN(H + ReLU(H W)),   H = LN(X + Multihead(X, Y))           LN optional
     SAB(X)     = MAB(X, X)                                                  every element sees every other: O(N²)

@@ -1,4 +1,4 @@
-"""Features in units of their own spread, learned in one pass over sets of any size.
+"""Features in units of their own spread, learned in one pass over sets of any size::
 
     y = (x - μ) / σ                       feature by feature; μ, σ: mean and deviation over all elements of all sets
 

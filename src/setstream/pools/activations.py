@@ -1,4 +1,4 @@
-"""How logits become weights: the five activations of the paper, and yours.
+"""How logits become weights: the five activations of the paper, and yours::
 
     a = weigh(l)      l (..., K, n): logits of n elements in K slots;  a > 0: their weights before any sum over the set
 

@@ -1,4 +1,4 @@
-"""What a pool must do so that an encoder can stream through it.
+"""What a pool must do so that an encoder can stream through it::
 
     empty_accumulators   batch              -> accumulators     the zero of `+`
     draw_accumulators    batch              -> accumulators     what is drawn at random for the pass

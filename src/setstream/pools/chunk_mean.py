@@ -1,4 +1,4 @@
-"""The baseline that is *not* consistent: any set function on each chunk, then the mean.
+"""The baseline that is *not* consistent: any set function on each chunk, then the mean::
 
     z = (1/C) Σ_c f(chunk_c)          C chunks; f sees one chunk at a time and never the set
 

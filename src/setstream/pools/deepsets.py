@@ -1,4 +1,4 @@
-"""DeepSets: plain pooling of features over the set.
+"""DeepSets: plain pooling of features over the set::
 
     sum    z = Σ_j φ_j                 mean   z = (1/N) Σ_j φ_j
     max    z = max_j φ_j               min    z = min_j φ_j          feature by feature

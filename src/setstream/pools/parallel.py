@@ -1,4 +1,4 @@
-"""Several pools over one pass of phi.
+"""Several pools over one pass of phi::
 
     z = {a: pool_a(Φ), b: pool_b(Φ), ...}          Φ computed once; each pool keeps its own accumulators
 

@@ -1,4 +1,4 @@
-"""The Slot Set Encoder, as compositions of UMBC.
+"""The Slot Set Encoder, as compositions of UMBC::
 
     SSE               z = pool_i UMBC(X)_i              slots of one shared Gaussian, slot-sigmoid, pooling over slots optional
     hierarchical SSE  z = SSE_L(... SSE_2(SSE_1(X)))    the first reads the set, each next one reads the slots before it

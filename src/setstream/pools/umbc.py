@@ -1,4 +1,4 @@
-"""UMBC: slots attend to the elements of a set, through sums that any partition gives alike.
+"""UMBC: slots attend to the elements of a set, through sums that any partition gives alike::
 
     Q = LN(S Wq)                         (K, d)      S (K, slot_dim) slots, LN optional, d = out_dim
     l = Q (Φ Wk + bk)ᵀ / √(d/H)          (K, N)      per head; Φ (N, in_dim) features
@@ -9,7 +9,7 @@ Willette et al., "Scalable Set Encoding with Universal Mini-Batch Consistency an
 Approximation", ICML 2023, eq. 3-6. Numerator A·(...) and normaliser A·1 are sums over elements: they are the state.
 
 The projections fold. Q (Φ Wk)ᵀ = (Q Wkᵀ) Φᵀ and A (Φ Wv) = (A Φ) Wv, so with few slots the elements are never projected: Wk
-goes into the queries once a pass, and Wv is applied to the K pooled rows once a set. Multiply-adds per element:
+goes into the queries once a pass, and Wv is applied to the K pooled rows once a set. Multiply-adds per element::
 
     folded   2 H K in_dim                direct   2 in_dim d + 2 K d
 

@@ -1,11 +1,11 @@
-"""SetSource: one set, wherever it lies, served in pieces.
+"""SetSource: one set, wherever it lies, served in pieces::
 
     len(source), source.shape, source.dtype          how many elements, of what shape and type
     source.read(start, stop)                         a contiguous range
     source.take(index)                               elements at any positions
     source.chunks(chunk_size, partition)             all elements, in a partition of your choice, read ahead
 
-Partitions, any of which is valid for a consistent encoder:
+Partitions, any of which is valid for a consistent encoder::
 
     contiguous   the order of the file
     blocks       contiguous blocks in random order, which disks read fast

@@ -1,4 +1,4 @@
-"""The laws of set encoding, as checks that anyone can run on their own encoder.
+"""The laws of set encoding, as checks that anyone can run on their own encoder::
 
     consistency      z(chunk_1, ..., chunk_C) = z(X)               for every partition of X
     permutation      z(π X) = z(X)                                 for every order of the elements

@@ -91,7 +91,7 @@ def check_exact_gradient(
 
 
 def z_bound(entries: int, level: float = 1e-3) -> float:
-    """The |z| that the largest of `entries` standard normal numbers exceeds with probability `level` at most.
+    """The absolute z that the largest of `entries` standard normal numbers exceeds with probability `level` at most.
 
     >>> round(z_bound(1), 2), round(z_bound(10_000), 2)
     (3.29, 5.33)

@@ -45,7 +45,7 @@ def read_reference(path: Path) -> dict[str, int]:
 
 
 def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
-    """The split and the label of each slide, by its name: normal_..., tumor_..., test_...
+    """The split and the label of each slide, by its name: `normal_*`, `tumor_*` or `test_*`.
 
     Example:
         >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})

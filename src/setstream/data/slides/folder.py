@@ -115,7 +115,7 @@ def patch_slides(
 
 
 def open_slides(path: str | Path, patches: str | Path | None = None, **options: Any) -> SetDataset:
-    """The slides of a folder as sets of patches; `patches`: the folder of their *_patches.h5, if they are cut already."""
+    """The slides of a folder as sets of patches; `patches`: the folder of their `*_patches.h5` files, if there is one."""
     sources = []
     for file in find_slides(path):
         grid = None if patches is None else Path(patches) / f"{file.stem}_patches.h5"
