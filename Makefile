@@ -28,7 +28,7 @@ test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # For other versions of torch than the pinned one: what needs torch, numpy and safetensors, and the command line.
-CORE := laws gradients pools test_state.py test_encoder.py test_stream.py test_fingerprint.py test_store.py training
+CORE := laws gradients pools states models stores/test_store.py training
 test-core: pyproject.toml constraints.txt  ## the core's tests, in an environment with few libraries
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[cli,data,sklearn]" pytest hypothesis

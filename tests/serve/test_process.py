@@ -183,7 +183,7 @@ def test_a_real_websocket_sees_changes_and_lets_the_server_stop(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "no run folder, no saved model and no shipped one"),
+        (["nothing"], "not a run folder, a saved model or a shipped one"),
         (["tests.serve.conftest:pytest"], "must be an ss.SetModel"),
         (["tests.serve.conftest:make", "--token-file", "nowhere"], "cannot be read"),
     ],

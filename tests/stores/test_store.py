@@ -343,7 +343,7 @@ def test_sets_of_another_width_are_not_broadcast():
     for pool in ("mean", "max"):
         encoder = ss.SetEncoder(nn.Identity(), ss.DeepSets(pool)).eval()
         narrow = encoder.update(None, torch.full((1, 5, 1), 7.0))
-        with pytest.raises(ss.errors.MismatchError, match="different widths"):
+        with pytest.raises(ss.errors.MismatchError, match="takes elements of width"):
             encoder.update(narrow, torch.ones(1, 5, 3))
         empty = encoder.empty(1)
         assert encoder.finalize(encoder.update(empty, torch.ones(1, 5, 3))).tolist() == [[1.0, 1.0, 1.0]]

@@ -101,5 +101,5 @@ def test_the_loader_alone_gives_everything():
         loader = SetLoader(data, 2, parallel=parallel)
         assert [batch.ids for batch in loader] == [["0", "1"], ["2", "3"], ["4"]]
         assert len(loader) == 3
-    with pytest.raises(ConfigurationError, match="parallel is data, set or None"):
+    with pytest.raises(ConfigurationError, match="parallel must be 'data', 'set' or None"):
         SetLoader(data, 2, parallel="both")

@@ -115,13 +115,13 @@ def run_heatmap(
     """Write a picture and a table of the scores of a slide's patches."""
     if table not in ("csv", "parquet", "h5"):
         raise ConfigurationError(f"the table must be csv, parquet or h5; got {table!r}")
+    network = open_model(model, builder, trust or []).to(choose_device(device))
     source: SetSource
     if features_of is not None:
         source, grid = H5Source(features_of), read_grid(features_of)
     else:
         source = SlideSource(slide, patches)
         grid = source.grid
-    network = open_model(model, builder, trust or []).to(choose_device(device))
     with console.status("computing scores"):
         scores = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
     with Slide(slide) as opened:

@@ -12,7 +12,8 @@ means and variances). Starting from the prior's mode, L steps of MAP-EM fit it t
 Kim, "Differentiable Expectation-Maximization for Set Representation Learning", ICLR 2022. All steps are differentiable;
 an empty set gives the prior.
 
-Output, of H heads of p components in dim d:
+Output, of H heads of p components in dim d::
+
     best   one-hot of the head with the highest likelihood, and its π, μ, σ²:     H + p + 2 p d     (1286 for H=1, p=5, d=128)
     all    π, μ, σ² of every head:                                                H (p + 2 p d)
 """
