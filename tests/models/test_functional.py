@@ -79,6 +79,7 @@ def test_tensors_of_another_encoder_are_refused():
 
 
 # "eager" checks that dynamo finds one graph; "aot_eager" (slow) also traces its way back. Neither needs a C++ compiler.
+@pytest.mark.skipif(torch.__version__.startswith("2.6"), reason="dynamo of torch 2.6 cannot trace the accumulators")
 @pytest.mark.parametrize(("name", "backend"), [("umbc-softmax-folded", "eager"), ("parallel", "eager")])
 def test_update_and_finalize_compile_to_one_graph(name, backend):
     torch._dynamo.reset()

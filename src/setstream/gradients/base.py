@@ -265,7 +265,8 @@ class Pass:
     def autocast(self) -> torch.autocast:
         """The autocast mode of the forward pass."""
         dtype = self.autocast_dtype
-        return torch.autocast(self.empty.device.type, dtype=dtype, enabled=dtype is not None)
+        # Without the cache: it would hand the casts of the pass without a graph to the pass with one (torch 2.6).
+        return torch.autocast(self.empty.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 
     @contextmanager
     def _random_numbers_of(self, index: int) -> Iterator[None]:
