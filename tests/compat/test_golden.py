@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import setstream as ss
+from setstream.errors import MismatchError
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.loading import open_model
 from setstream.training import Trainer
@@ -50,6 +51,15 @@ def test_states(golden, name):
         torch.testing.assert_close(encoder.finalize(more, chunks="average"), expected)
         again = ss.State.from_bytes(more.to_bytes())
         torch.testing.assert_close(encoder.finalize(again, chunks="average"), expected)
+
+
+def test_an_old_state_whose_chunks_are_no_numbers_is_another_state(golden):
+    encoder = loaded(encoders.build("chunk-mean"), golden / "states" / "chunk-mean.weights.safetensors")
+    state = ss.State.load(golden / "states" / "chunk-mean.safetensors")
+    tensors = state.accumulators["pooled"].tensors
+    tensors["chunks"] = tensors["chunks"].bool()
+    with pytest.raises(MismatchError):
+        encoder.finalize(state, chunks="average")
 
 
 def test_store(golden, tmp_path):

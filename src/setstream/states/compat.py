@@ -40,8 +40,9 @@ def read_as(accumulators: dict[str, Accumulator], like: Mapping[str, Accumulator
     accumulators = dict(accumulators)
     for name, current in like.items():
         sums = accumulators.get(name.removesuffix("chunks") + "pooled")
-        if current.kind == "chunks" and name not in accumulators and sums is not None and "chunks" in sums.tensors:
-            accumulators[name] = type(current)(seen=sums["chunks"].ceil().long())
+        seen = None if sums is None else sums.tensors.get("chunks")
+        if current.kind == "chunks" and name not in accumulators and seen is not None and seen.is_floating_point():
+            accumulators[name] = type(current)(seen=seen.ceil().long())
     for name, sums in accumulators.items():
         if sums.kind == "sums" and name in like and like[name].kind == "log-sums" and len(sums.tensors) == 2:
             masses = [tensor for key, tensor in sums.tensors.items() if key != "total"]
