@@ -44,7 +44,7 @@ from setstream.stores.sqlite import SqliteRows
 VERSION = 1
 # Bytes of the states that are kept parsed, with about as much again for their tensors.
 CACHE_BYTES = 2**25
-# States that the model reads at a time to see whether it can.
+# States per batch when checking that the model can read them.
 CHECKED_TOGETHER = 256
 
 
@@ -68,7 +68,7 @@ class Changed:
 class StateStore(AbstractContextManager["StateStore"]):
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
-    A change that the model could not read afterwards (a prediction with NaN or infinity) raises NonFiniteError and is not made.
+    A change after which the model's prediction would be NaN or infinity raises NonFiniteError and is not made.
 
     Args:
         place: A file, or the URL of a PostgreSQL database: postgresql://user@host/name.
@@ -121,7 +121,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         return self.merge(id, self._absorb(elements))
 
     def remove(self, id: str, elements: Tensor) -> int:
-        """Take elements out of a set again; returns how many are left."""
+        """Remove elements from a set; returns how many are left."""
         part = self._absorb(elements)
         return self._replace(id, lambda state: state - part)
 
@@ -133,11 +133,11 @@ class StateStore(AbstractContextManager["StateStore"]):
         return result.count
 
     def decay(self, id: str, factor: float) -> None:
-        """Multiply the state of a set by a factor: what it has seen so far weighs less."""
+        """Multiply the state of a set by a factor: its elements so far weigh less."""
         self._replace(id, lambda state: state * factor)
 
     def delete(self, id: str) -> bool:
-        """Delete a set; returns whether it was there."""
+        """Delete a set; returns whether it existed."""
         with self.rows.transaction([_checked_id(id)]) as transaction:
             return transaction.delete(id)
 
@@ -197,8 +197,8 @@ class StateStore(AbstractContextManager["StateStore"]):
     def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
         """Make many changes in one transaction, in their order.
 
-        A change that fails leaves the others be, so that one commit serves many callers. A part that the model cannot read, by
-        itself or in its set, is an error: later elements would not mend the set.
+        A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
+        or in its set, is an error: later elements would not repair the set.
 
         Args:
             changes: The changes; several may be of one set.
@@ -239,7 +239,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         parsed: dict[str, State] = {}
         states: dict[str, State] = {}
         parts: list[State] = []
-        origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
+        origin = self.encoder.empty(1).origin  # computed once for all parts that were just made with these weights
 
         def state_of(name: str) -> State | None:
             if name not in states and name not in parsed and name in stored:
@@ -371,7 +371,7 @@ class StateStore(AbstractContextManager["StateStore"]):
                 raise NonFiniteError("with these elements the model's prediction is NaN or infinity: they are too large for it")
 
     def _unreadable(self, states: Sequence[State]) -> dict[int, SetstreamError]:
-        """The states that the model cannot read, by `id(state)`, with the reason: looked for by halves."""
+        """The states that the model cannot read, by `id(state)`, with the reason; found by bisection."""
         try:
             self._must_be_readable(states)
         except SetstreamError as error:
@@ -406,7 +406,7 @@ def _row(id: str, state: State) -> tuple[str, int, bytes]:
 
 
 def _checked_id(id: object) -> str:
-    """An id, which is text that a database can hold. SQLite would find a number under one key and keep it under another."""
+    """An id, which is text that a database can hold. SQLite would look up a number under another key than it stores it."""
     if not isinstance(id, str):
         raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
     if not _is_text(id):
