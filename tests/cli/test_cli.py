@@ -115,7 +115,7 @@ def test_flags_win_over_the_file(tmp_path):
         (["train", "clustering", "deepsets", "--gradient", "some"], "gradient must be one of"),
         (["train", "clustering", "deepsets", "-o", "lr"], "NAME=VALUE"),
         (["train", "clustering", "deepsets", "-o", "task.colour=3"], "does not take these options"),
-        (["evaluate", "nowhere"], "no run folder"),
+        (["evaluate", "nowhere"], "not a run folder"),
         (["sweep", "nowhere.toml"], "no configuration file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
+"""The records of a run: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
 
 import json
 import os
@@ -56,7 +56,7 @@ class Metrics:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """All lines that are whole: the last may have been cut off when the process was killed."""
+    """All complete lines: the last may have been cut off when the process was killed."""
     path, lines = folder / "metrics.jsonl", []
     for text in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):
