@@ -48,11 +48,11 @@ class Journal:
         return None if row is None else str(row[0])
 
     def commit(self, states: Iterable[tuple[str, State]], position: int, skipped: Mapping[str, str] | None = None) -> None:
-        """Write states and position, all or nothing; states may be made one by one while they are written.
+        """Write states and position, all or nothing; states may be computed one by one while they are written.
 
         Args:
             states: New states of sets, by id.
-            position: How much is done with them.
+            position: How much is done after them.
             skipped: Sets that are left out from now on, and the reasons; it may be filled while the states are made.
         """
         write = self.database.execute
@@ -111,7 +111,7 @@ class Journal:
 class Skips:
     """Sets that cannot be encoded: left out, reported to `on_bad`, and kept in the journal; without on_bad, an error.
 
-    A run that goes on reports those that it left out before, too.
+    A resumed run also reports those that it left out before.
     """
 
     def __init__(self, journal: Journal, on_bad: Callable[[str], None] | None) -> None:
