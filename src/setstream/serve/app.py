@@ -42,7 +42,6 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
         ...     with TestClient(app, "http://localhost") as client:
         ...         client.post("/sets/a/elements", json={"elements": [[1, 2], [3, 4]]}).json()
         {'id': 'a', 'count': 2}
-
     """
     options = options or Options()
     metrics = Metrics()

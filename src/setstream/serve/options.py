@@ -32,7 +32,6 @@ class Options:
         idle_seconds: How long a connection may be kept between two requests.
         body_seconds: How long a request's body may take to arrive.
         body_rate: The least average rate of a body, in bytes per second, after its first five seconds.
-
     """
 
     tokens: tuple[str, ...] = ()

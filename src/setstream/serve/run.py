@@ -63,7 +63,6 @@ def make_server(
         connections: Connections at a time.
         grace: Seconds that requests have to finish when the server is stopped.
         ready: Called with the address when the server can be reached.
-
     """
     if options.hosts:
         options = replace(options, hosts=(*options.hosts, host.lower()))

@@ -99,7 +99,6 @@ class State:
         Raises:
             PrecisionError: if the error may be larger than `tolerance`; its `sets` says where.
             RemovalError: if there are fewer elements than should go, or of a maximum or minimum, which cannot lose any.
-
         """
         origin = self._must_match(part, "remove")
         count = self.count - part.count

@@ -55,7 +55,6 @@ class Rows(ABC):
     Args:
         place: The name of the database in messages.
         locks: The locks that the database's connections are used under, in the order in which they are taken.
-
     """
 
     #: The tables' names.

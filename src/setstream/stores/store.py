@@ -85,7 +85,6 @@ class StateStore(AbstractContextManager["StateStore"]):
         ...         count = store.update("customer-7", torch.randn(50, 3))
         ...     count, store.predict("customer-7").shape
         (150, torch.Size([1, 2, 1]))
-
     """
 
     def __init__(
@@ -206,7 +205,6 @@ class StateStore(AbstractContextManager["StateStore"]):
 
         Returns:
             For each change its result, or the error that prevented it.
-
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and _is_text(id)}
         with self.rows.transaction(ids) as transaction:
@@ -294,7 +292,6 @@ class StateStore(AbstractContextManager["StateStore"]):
             states: Pairs of an id and a state.
             skip: Called with the id of a state that the model cannot read, and the reason; the state is left out. Without
                 it, such a state is an error and nothing is written.
-
         """
         with self.rows.transaction([]) as transaction:
             pairs = iter(states)

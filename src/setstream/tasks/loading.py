@@ -22,7 +22,6 @@ def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ())
     Example:
         >>> type(open_model("umbc+set-transformer")).__name__
         'SetModel'
-
     """
     if is_saved(Path(name)):
         return SetModel.from_pretrained(name, builder=builder, trust=trust)

@@ -87,7 +87,6 @@ class Accumulator:
             other: what the removed elements accumulated to.
             emptied: (B,), true for the sets that have no element left.
             tolerance: PrecisionError if the relative error of what is left may be larger.
-
         """
         raise RemovalError(f"a {self.kind} cannot lose elements. Encode the remaining elements anew, or use another pool.")
 
@@ -156,7 +155,6 @@ class Accumulator:
         Args:
             whole: the accumulator of all chunks.
             owned: the whole's entries that come from this chunk; given where one element owns each entry.
-
         """
         return {name: self[name] for name in self.graded()}
 

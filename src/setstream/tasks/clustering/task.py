@@ -37,7 +37,6 @@ class Clustering(Task):
         test_sets: the number of test sets; a fifth of them is used during training.
         test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
         test_seed: the seed of the test sets.
-
     """
 
     name = "clustering"

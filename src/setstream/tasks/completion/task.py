@@ -64,7 +64,6 @@ class Completion(Task):
         test_contexts: the context sizes that are tested; the metric `nll` is their mean.
         test_chunk: pixels per chunk of the context in a test.
         test_seed: the seed of the test contexts.
-
     """
 
     name = "completion"

@@ -80,7 +80,6 @@ class Language(nn.Module):
         positions: False removes the position embeddings, so that the model ignores order. (Models with rotary positions keep
             them: they distinguish the slots by number, but not the order of words.)
         pooled: False removes the pooler.
-
     """
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:

@@ -45,7 +45,6 @@ class Documents(Task):
         longest: read at most so many tokens at the beginning of a document; None: all.
         test_chunk: words per chunk in a test.
         quick: validation documents that are used during training.
-
     """
 
     name = "documents"

@@ -61,7 +61,6 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         source: the bag.
         chunk_size: elements per chunk.
         scores: the names of the scores to compute (see `SCORES`); all that the model has by default.
-
     """
     encoder = model.encoder
     pool = encoder.pool

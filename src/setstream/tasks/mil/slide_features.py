@@ -66,7 +66,6 @@ def write_features(
 
     Returns:
         The number of patches.
-
     """
     network = network.to(device)
     done = 0
