@@ -61,7 +61,7 @@ class _Moved(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = f"setstream.{MOVED[spec.name.partition('.')[2]]}"
-        warnings.warn(f"{spec.name} is now {new}; the old name will be removed in 0.3", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"{spec.name} is now {new}; the old name is removed in 0.3", DeprecationWarning, stacklevel=3)
         module = import_module(new)
         spec.loader_state = module.__spec__  # importing sets another one; `exec_module` restores this one
         return module
