@@ -1,6 +1,6 @@
-"""The library in the interfaces that people already know: scikit-learn, PyG, ONNX.
+"""The library in the interfaces of scikit-learn, PyG and ONNX.
 
-Each is imported when it is first touched (`ss.integrations.sklearn`), and needs its own extra.
+Each is imported when it is first used (`ss.integrations.sklearn`), and needs its own extra.
 """
 
 from importlib import import_module
