@@ -255,7 +255,7 @@ def test_runs_wait_for_those_that_they_begin_with(tmp_path):
     assert two.failed
     assert not waiting
     (tmp_path / "bad.toml").write_text(text.replace('after = ["one"]', 'after = ["three"]'))
-    with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that stand above it"):
+    with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that are defined above it"):
         read_sweep(tmp_path / "bad.toml", tmp_path)
 
 
