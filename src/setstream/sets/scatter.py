@@ -3,7 +3,7 @@
     rank r holds elements r·N/R .. (r+1)·N/R of every set
     encode(encoder, parts, group=group)          gives every rank the z and the gradients of the whole sets
 
-The states are summed across ranks, shift-aware, so only states and gradients travel, whatever the number of elements. A rank
+The states are summed across ranks, so only states and gradients are sent, for any number of elements. A rank
 may hold no element of a set. Launch with torchrun; gloo on CPU, nccl on GPU.
 """
 
