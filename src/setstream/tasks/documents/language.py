@@ -60,7 +60,7 @@ class Pretrained(NamedTuple):
 def read_pretrained(name: str) -> Pretrained:
     """The model with a name or in a folder."""
     tokenizer = tokenizer_of(name)
-    if torch.get_default_device().type == "meta":  # only the shapes are wanted
+    if torch.get_default_device().type == "meta":  # only the shapes are needed
         form = transformers().AutoConfig.from_pretrained(folder_of(name), trust_remote_code=False)
         model = transformers().AutoModel.from_config(form, trust_remote_code=False)
     else:
