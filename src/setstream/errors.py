@@ -28,7 +28,7 @@ class MaskError(SetstreamError, ValueError):
 
 
 class DeviceError(SetstreamError, ValueError):
-    """A tensor lies on another device than the module that should read it."""
+    """A tensor is on another device than the module that should read it."""
 
 
 class NonFiniteError(SetstreamError, ValueError):
@@ -52,7 +52,7 @@ class RemovalError(SetstreamError, ValueError):
 
 
 class PrecisionError(SetstreamError, ArithmeticError):
-    """What would be left after a removal is smaller than the rounding error of what was removed; `sets` says where."""
+    """The rest after a removal would be smaller than the rounding error of what was removed; `sets` says where."""
 
     def __init__(self, message: str, sets: tuple[int, ...] = ()) -> None:
         super().__init__(message)

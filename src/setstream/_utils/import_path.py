@@ -1,6 +1,6 @@
 """Objects that options name by import path: `package.module:name`, or `package.module:NAMES[key]` in a mapping.
 
-Importing a module runs its code. A caller, in Python or on the command line, may name whatever can be imported. A file that
+Importing a module runs its code. A caller, in Python or on the command line, may name any importable object. A file that
 describes a model (the config.json of a saved model, or of a run) may not: while such a file is followed (`named_by_file`),
 `find` returns what is listed under OURS and what the caller has named again (`trust`), and nothing else. Every import path that
 options contain is resolved here, however deep in a builder, so a new builder needs no check of its own.

@@ -73,7 +73,7 @@ class Journal:
         write("COMMIT")
 
     def arrange(self, names: Iterable[str]) -> None:
-        """Put sets into another order than that in which they came."""
+        """Change the order of the sets."""
         self.database.execute("BEGIN IMMEDIATE")
         self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(names))
         self.database.execute("COMMIT")
@@ -97,7 +97,7 @@ class Journal:
         return None if row is None else State.from_bytes(row[0])
 
     def states(self) -> Iterator[tuple[str, State]]:
-        """All states, in the order in which their sets first came."""
+        """All states, in the order in which their sets first appeared."""
         for name, blob in self.database.execute("SELECT id, state FROM states ORDER BY place"):
             yield name, State.from_bytes(blob)
 

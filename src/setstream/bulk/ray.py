@@ -66,7 +66,7 @@ def ray_states(
 ) -> Iterator[tuple[str, State | None, str]]:
     """The sets of some shares one by one: id, state, and the reason if it cannot be encoded (the state is None then).
 
-    States are summed on the cluster, and kept there until they are asked for.
+    States are summed on the cluster, and kept there until they are needed.
     """
     ray_data = need("ray.data", "ray", "the engine ray")
     aggregate = need("ray.data.aggregate", "ray", "the engine ray")

@@ -149,7 +149,7 @@ def _open(
         chunks_matter = not encoder.pool.consistent or not isinstance(partition, str)
         return InMemory(pack(sets, mask), options.chunk_size, partition, options.generator, chunks_matter)
     if mask is not None:
-        raise ConfigurationError("a source of chunks brings its own sizes: leave the mask out and serve lists of tensors")
+        raise ConfigurationError("a source of chunks has no mask: leave it out, and serve lists of tensors")
     if partition is not None:
         raise ConfigurationError(
             "a source is cut where it is read, and partition is for sets in memory: leave it out, or choose it with "

@@ -3,7 +3,7 @@
     L_i = Σ_j fn(x_ij; inputs)          or the mean over j
 
 A likelihood of the set under a model that was fitted to it (clustering, completion) reads every element again: evaluated at
-once it needs memory for all of them, however small the encoding is. Here it is evaluated chunk by chunk, forward without a
+once it needs memory for all of them, even if the encoding is small. Here it is evaluated chunk by chunk, forward without a
 graph, and recomputed chunk by chunk in the backward pass, with the exact gradient.
 """
 

@@ -164,7 +164,7 @@ class SetEncoder(Pretrained, nn.Module):
         checks.check_features(self.phi, elements, features, self.pool.in_dim)
         if self.check_finite and not all_finite(features):
             raise NonFiniteError(
-                "phi returned NaN or infinity for finite elements, by an overflow or an invalid logarithm, say. Nothing was "
+                "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
                 "added to any state; check_finite=False switches this check off."
             )
         return features if features.is_floating_point() else features.to(self._feature_dtype())

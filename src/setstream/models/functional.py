@@ -132,4 +132,4 @@ def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tenso
         for name, part in state.accumulators.items()
     }
     tensors = to_tensors(State(merged, state.count + count))
-    return {name: tensors[name] for name in to_tensors(state)}  # in the order that came
+    return {name: tensors[name] for name in to_tensors(state)}  # in the original order

@@ -62,7 +62,7 @@ class SetDetails(SetInfo):
     """A set, and what keeping it costs."""
 
     model_config = _example(id="customer-7", count=150, bytes=17_288)
-    bytes: int = Field(description="Size of its state, whatever the count.")
+    bytes: int = Field(description="Size of its state, which does not depend on the count.")
 
 
 class Page(BaseModel):
@@ -90,7 +90,7 @@ class Prediction(BaseModel):
 
 
 def as_json(output: Any) -> Any:
-    """The output of a head for one set, as lists and objects. JSON has no NaN: null stands for it."""
+    """The output of a head for one set, as lists and objects. JSON has no NaN: it becomes null."""
     if isinstance(output, Tensor):
         return _finite(output[0].tolist())
     if hasattr(output, "named"):

@@ -3,7 +3,7 @@
     in    token, path, headers, host, size, time            refused with 401, 400, 421, 403, 413, 408, 429
     out   a request id, headers for browsers, one line of log, metrics
 
-Without a valid token the answer is 401, whatever the request. The front page and /health need none.
+Without a valid token the answer to every request is 401. The front page and /health need none.
 """
 
 import asyncio

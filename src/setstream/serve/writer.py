@@ -5,7 +5,7 @@
 A commit that is on the disk costs milliseconds, and a small update of a network costs as much as one of a hundred sets. So
 requests that arrive while the writer is busy wait together, and share the next round: no timer is involved, and the
 busier the server, the cheaper a request. Nothing is answered before its commit has returned. Changes of one set are made one
-after another, in the order in which they came.
+after another, in the order in which they arrived.
 """
 
 import asyncio

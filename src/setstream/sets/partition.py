@@ -83,7 +83,7 @@ def even_cut(order: Tensor, chunk_size: int) -> Cut:
 
 
 def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: torch.Generator | None) -> list[Cut]:
-    """Each set, cut as `partition` says."""
+    """Each set, cut by `partition`."""
     if partition == "random":
         return [even_cut(torch.randperm(length, generator=generator), chunk_size) for length in lengths]
     if isinstance(partition, str):

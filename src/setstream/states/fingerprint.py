@@ -286,7 +286,7 @@ def _can_be_imported(function: types.FunctionType) -> bool:
     return value is function
 
 
-# -- where a state came from -------------------------------------------------------------------------------------------------
+# -- the origin of a state ---------------------------------------------------------------------------------------------------
 
 
 def _probe(tensors: list[Tensor]) -> list[float]:
@@ -346,7 +346,7 @@ class Origin:
 
     @property
     def loaded(self) -> bool:
-        """Whether this is a digest alone, of a state that came from elsewhere."""
+        """Whether this is a digest alone, of a state from elsewhere."""
         return self._module is None
 
     def same_as(self, other: Origin) -> bool:

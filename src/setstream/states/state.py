@@ -128,7 +128,7 @@ class State:
                 f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
             )
         if not bool(((factors > 0) & torch.isfinite(factors)).all()):
-            raise ConfigurationError(f"a state is scaled by positive finite numbers (0.9 forgets a tenth), not by {factor}")
+            raise ConfigurationError(f"a state is scaled by positive finite numbers (such as 0.9), not by {factor}")
         per_set = factors.expand(len(self))
         return self._each(lambda accumulator: accumulator.scale(per_set))
 

@@ -5,7 +5,7 @@
 
 The states are in one SQLite file, or in PostgreSQL where several machines share them (`backend.py`). Elements become
 a state before the transaction begins, so a lock is held for a merge of small states only; two processes that update the
-same set wait for each other and lose nothing.
+same set wait for each other, and no update is lost.
 """
 
 from __future__ import annotations

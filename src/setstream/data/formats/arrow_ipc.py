@@ -116,7 +116,7 @@ def _check_message(data: memoryview, size: int, allowed: Collection[int], plain:
     buffers = _structs(head, _field(head, batch, 2), 2)
     outside = (buffers < 0).any() or (buffers[:, 0] > body - buffers[:, 1]).any()
     if rows < 0 or (nodes < 0).any() or (nodes[:, 1] > nodes[:, 0]).any() or outside:
-        raise ValueError(f"the columns of a record batch do not lie in its {body} bytes")
+        raise ValueError(f"the columns of a record batch are not inside its {body} bytes")
     return body
 
 

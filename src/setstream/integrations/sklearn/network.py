@@ -9,7 +9,7 @@
 
 The means and scales are those of the elements and targets it was fitted on, and part of its weights: a fitted network takes raw
 elements, in chunks, in a stream, on a server or in ONNX. The elements' branch is the one of multiple instance learning: a
-set is of a class if one of its elements says so. It has an output for each class, so that none of them is the "negative" one.
+set is of a class if one of its elements is. It has an output for each class, so that none of them is the "negative" one.
 """
 
 from collections.abc import Callable, Sequence

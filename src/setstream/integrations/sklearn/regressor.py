@@ -25,7 +25,7 @@ def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tens
 
 
 def read_numbers(y: Any) -> np.ndarray:
-    """Targets (B,) or (B, K), as they came."""
+    """Targets (B,) or (B, K), unchanged."""
     if y is None:
         raise ValueError("This SetRegressor estimator requires y to be passed, but the target y is None")
     return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")

@@ -35,7 +35,7 @@ REMOVAL_TOLERANCE = 1e-3
 class LogSums(Accumulator):
     """Sums of weighted features and of their weights, relative to a running maximum: numerator, normaliser, shift, error.
 
-    Merging rescales both sides to the larger shift, so nothing overflows however large the logits are. The shift carries
+    Merging rescales both sides to the larger shift, so nothing overflows for logits of any size. The shift carries
     no gradient: it cancels in v / c and in v·e^m. A chunk's sums come as they were computed, in float32; merging widens
     them to the accumulators' type.
 

@@ -29,7 +29,7 @@ class Shared(Accumulator):
             if tensor is not other[name] and not torch.equal(tensor, other[name]):
                 raise MismatchError(
                     f"these states come from different random draws ({name}), so their sum means nothing. Start both "
-                    "from one `state = encoder.empty(batch)`, or call encoder.eval() where no draw is wanted."
+                    "from one `state = encoder.empty(batch)`, or call encoder.eval() if no draw is needed."
                 )
         return self
 
