@@ -109,10 +109,7 @@ class Journal:
 
 
 class Skips:
-    """Sets that cannot be encoded: left out, reported to `on_bad`, and kept in the journal; without on_bad, an error.
-
-    A resumed run also reports those that it left out before.
-    """
+    """Sets that cannot be encoded: kept in the journal, reported to `on_bad` (also by a resumed run); without it, errors."""
 
     def __init__(self, journal: Journal, on_bad: Callable[[str], None] | None) -> None:
         self.journal, self.on_bad = journal, on_bad

@@ -74,10 +74,7 @@ class PartialStates:
 
     @torch.no_grad()
     def add_rows(self, ids: Ids, elements: Tensor) -> None:
-        """Add elements (n, ...) of several sets: all of them, or none if it raises.
-
-        Sets that fit a chunk together are encoded in one step, and some hundred sets are merged in one.
-        """
+        """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded and merged together."""
         encoder, order = self.encoder, ids.order()
         if len(order.names) == 1:
             state = self._before(order.names[0])

@@ -64,10 +64,7 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
 def ray_states(
     encoder: SetEncoder, data: SetCollection, shares: list[Share], workers: int, chunk_size: int = 4096
 ) -> Iterator[tuple[str, State | None, str]]:
-    """The sets of some shares one by one: id, state, and the reason if it cannot be encoded (the state is None then).
-
-    States are summed on the cluster, and kept there until they are needed.
-    """
+    """The sets of some shares one by one, summed on the cluster: id, state (None if it cannot be encoded), and the reason."""
     ray_data = need("ray.data", "ray", "the engine ray")
     aggregate = need("ray.data.aggregate", "ray", "the engine ray")
     table = ray_data.from_items([{"share": share} for share in shares], override_num_blocks=min(len(shares), 4 * workers))

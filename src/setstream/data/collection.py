@@ -35,10 +35,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ids:
-    """The set of each of n rows: its name is names[codes[row]]. Each name is held once.
-
-    place: where the rows are, for errors.
-    """
+    """The set of each of n rows: names[codes[row]], each name held once; `place`: where the rows are, for errors."""
 
     names: list[str]
     codes: np.ndarray

@@ -93,10 +93,7 @@ class GradientSums:
     def add(
         self, outputs: Iterable[Tensor], cotangents: Iterable[Tensor], extra: tuple[Tensor, ...] = (), again: bool = False
     ) -> list[Tensor | None]:
-        """Add the gradients of `outputs` at `cotangents`; returns those with respect to `extra`, which are not summed.
-
-        again: keep the graph, for another backward pass.
-        """
+        """Add gradients of `outputs`; returns those of `extra`, not summed. again: keep the graph for another backward pass."""
         pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not pairs:
             return [None] * len(extra)

@@ -29,10 +29,7 @@ MOST_UNSAVED = 10**7
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the weights, at once, floating-point ones in `dtype` (None: as they are).
-
-    Tensors that share memory are stored once for each name.
-    """
+    """Write the weights atomically, floating-point ones in `dtype` (None: as they are); shared tensors once per name."""
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     if dtype is not None:
         tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

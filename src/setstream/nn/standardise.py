@@ -59,10 +59,7 @@ class Standardise(nn.Module):
 
 
 def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature over all elements of all sets, in float32; scale 1 where a feature is constant.
-
-    Raises NonFiniteError if there is NaN or infinity.
-    """
+    """Mean and deviation of each feature over all sets, in float32, scale 1 if constant; NonFiniteError for NaN or infinity."""
     count, mean, moment = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for chunk in _together(sets, chunk_size):
         added = len(chunk)

@@ -29,10 +29,7 @@ Sets: TypeAlias = "Array | Sequence[Array] | tuple[Array, Array]"
 
 @dataclass(frozen=True)
 class Packed:
-    """The elements (ΣN_i, ...) of B sets, one set after another, and the lengths N_i.
-
-    `positions`: their positions in the packed elements that they were cut from, if any.
-    """
+    """The elements (ΣN_i, ...) of B sets, one after another; their lengths, and their `positions` where they were cut from."""
 
     elements: Tensor
     lengths: list[int]
@@ -42,10 +39,7 @@ class Packed:
         return len(self.lengths)
 
     def groups(self, features: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-        """Dense blocks of the packed `features` (ΣN_i, D): which sets, (b, n, D), and a mask (b, n) if padded.
-
-        Sets without elements are in no group.
-        """
+        """Dense blocks of `features` (ΣN_i, D): which sets (not empty ones), (b, n, D), and a mask (b, n) if padded."""
         starts = [0, *accumulate(self.lengths)]
         buckets: dict[int, list[int]] = {}
         for index, length in enumerate(self.lengths):

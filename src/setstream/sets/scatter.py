@@ -23,8 +23,7 @@ def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup
     """The part of every set that this rank holds, for `encode`: contiguous shares of nearly equal size.
 
     Every rank passes the same sets, in any layout. Sources on disk, and chunks of them, become views: a rank reads only its
-    part. Other chunks are read by all ranks, each of which keeps its part. Without torch.distributed one rank holds
-    everything.
+    part. Other chunks are read by all ranks, each of which keeps its part. Without torch.distributed one rank holds everything.
 
     Example:
         >>> import torch, setstream as ss

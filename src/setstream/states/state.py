@@ -314,10 +314,7 @@ class State:
 
 
 def fits(state: State, tensor: Tensor, known: Tensor) -> bool:
-    """Whether a state's tensor has the shape of a known one, up to the batch.
-
-    A state without elements may not know its width yet: axes of size one fit any size.
-    """
+    """Whether a tensor has the shape of a known one, up to the batch; axes of size one may be widths that are not known yet."""
     if tensor.shape[1:] == known.shape[1:]:
         return True
     sizes = zip(tensor.shape[1:], known.shape[1:], strict=False)

@@ -349,10 +349,7 @@ class StateStore(AbstractContextManager["StateStore"]):
                 self._cache_bytes -= len(self._cache.popitem(last=False)[1][0])
 
     def _must_be_readable(self, states: Sequence[State]) -> None:
-        """Raise NonFiniteError unless the prediction for each state is finite, MismatchError where the model fails on one.
-
-        The head runs once for all of them: a batch of many sets costs little more than one set.
-        """
+        """Raise NonFiniteError unless all predictions are finite, MismatchError if the model fails; the head runs once."""
         distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
         for start in range(0, len(distinct), CHECKED_TOGETHER):
             try:

@@ -1,7 +1,4 @@
-"""The laws of values: consistency, permutation invariance, merging, slot equivariance.
-
-Each check compares with a float64 twin of the model, on an eval-mode copy.
-"""
+"""The laws of values: consistency, permutation, merging, slots; each check compares an eval-mode copy with a float64 twin."""
 
 import copy
 from collections.abc import Callable, Iterator

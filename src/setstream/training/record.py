@@ -19,10 +19,7 @@ from setstream.errors import ConfigurationError
 
 
 class Metrics:
-    """Metrics by step, appended to metrics.jsonl; on resuming, lines after the checkpoint are dropped: they are written again.
-
-    Only the first process writes: `active`.
-    """
+    """Metrics by step in metrics.jsonl, of the first process (`active`); resuming drops the lines after the checkpoint."""
 
     def __init__(self, folder: Path, tensorboard: bool, from_step: int, active: bool) -> None:
         self.active = active

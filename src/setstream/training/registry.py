@@ -66,10 +66,7 @@ def read_run(folder: Path) -> TrainConfig:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run in a folder, with its options as they are in config.json there.
-
-    trust: import paths outside setstream, package.module:name, that these options may name: a task, a backbone.
-    """
+    """A run in a folder, with the options in its config.json; `trust`: import paths outside setstream that they may name."""
 
     folder: Path
     config: TrainConfig

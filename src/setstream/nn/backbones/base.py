@@ -61,10 +61,7 @@ class Backbone(nn.Module):
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file by name; wrappers (`state_dict`, `module.`) are removed.
-
-    Of the weights of a run, those of its model's backbone.
-    """
+    """The tensors of a file by name, without wrappers (`state_dict`, `module.`); of a run's weights, its backbone's."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file of weights")
     try:

@@ -1,7 +1,4 @@
-"""Pixels that stream into an image, completed live.
-
-A pixel that is painted over or erased is subtracted from the state.
-"""
+"""Pixels that stream into an image, completed live; painted-over or erased pixels are subtracted from the state."""
 
 from functools import cache
 from typing import Any
