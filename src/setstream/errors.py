@@ -1,8 +1,8 @@
-"""What can go wrong, by name.
+"""The errors that setstream raises.
 
 Every error of the library is a `SetstreamError` and, where Python has a fitting built-in (`ValueError`, `TypeError`,
-`AssertionError`), that too, so that code which knows nothing of us still catches what it expects. A message says
-what came, what was expected and what to do.
+`AssertionError`), that too, so that code that does not know setstream catches what it expects. A message says
+what was given, what was expected and what to do.
 """
 
 
@@ -16,31 +16,31 @@ class SetstreamError(Exception):
 
 
 class ConfigurationError(SetstreamError, ValueError):
-    """An option has a value that it cannot have: an unknown activation, heads that do not divide the width."""
+    """An option has an invalid value: an unknown activation, heads that do not divide the width."""
 
 
 class ShapeError(SetstreamError, ValueError):
-    """A tensor has another shape, layout or batch size than its place requires."""
+    """A tensor has the wrong shape, layout or batch size."""
 
 
 class MaskError(SetstreamError, ValueError):
-    """A mask is not a bool tensor of shape (B, N), or came with a layout that needs none."""
+    """A mask is not a bool tensor of shape (B, N), or was given with a layout that needs none."""
 
 
 class DeviceError(SetstreamError, ValueError):
-    """A tensor lies on another device than the module that should read it."""
+    """A tensor is on another device than the module that should read it."""
 
 
 class NonFiniteError(SetstreamError, ValueError):
-    """NaN or infinity came in, or would have gone out."""
+    """The input contains NaN or infinity, or the output would."""
 
 
 class BatchStatisticsError(SetstreamError, ValueError):
-    """phi looks at other elements of its chunk (batch norm), so no chunking can give the same answer."""
+    """phi looks at other elements of its chunk (batch norm), so the answer would depend on the chunking."""
 
 
 class ConsistencyError(SetstreamError, ValueError):
-    """A set came in several chunks, and the answer of the pool depends on where a set is cut."""
+    """A set was given in several chunks, but the answer of the pool depends on where a set is cut."""
 
 
 class MismatchError(SetstreamError, ValueError):
@@ -48,11 +48,11 @@ class MismatchError(SetstreamError, ValueError):
 
 
 class RemovalError(SetstreamError, ValueError):
-    """A state cannot lose elements: a maximum forgets what it was the maximum of."""
+    """Elements cannot be removed from this state: a maximum does not keep the values below it."""
 
 
 class PrecisionError(SetstreamError, ArithmeticError):
-    """What would be left after a removal is smaller than the rounding error of what was removed; `sets` says where."""
+    """The rest after a removal would be smaller than the rounding error of what was removed; `sets` says where."""
 
     def __init__(self, message: str, sets: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class LawViolation(SetstreamError, AssertionError):
 
 
 class DataError(SetstreamError, ValueError):
-    """A file of elements is missing, cut off, or holds something else than its place requires."""
+    """A file of elements is missing, truncated, or does not hold what was expected."""
 
 
 class StoreError(SetstreamError, RuntimeError):
@@ -80,9 +80,9 @@ class UnknownSetError(StoreError, LookupError):
 
 
 class StoreFullError(StoreError):
-    """A store holds as many sets as it may: forget some, or raise the limit."""
+    """A store is full: delete some sets, or raise the limit."""
 
 
 def wrong_width(reader: str, width: object, which: str, came: object) -> str:
-    """The message of every error about elements of another width than their reader takes. came: a width, or a shape."""
+    """The message of errors about elements of the wrong width; `came`: a width, or a shape."""
     return f"{reader} takes elements of width {width}; {which} have {'shape' if isinstance(came, tuple) else 'width'} {came}"

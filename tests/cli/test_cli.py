@@ -115,7 +115,7 @@ def test_flags_win_over_the_file(tmp_path):
         (["train", "clustering", "deepsets", "--gradient", "some"], "gradient must be one of"),
         (["train", "clustering", "deepsets", "-o", "lr"], "NAME=VALUE"),
         (["train", "clustering", "deepsets", "-o", "task.colour=3"], "does not take these options"),
-        (["evaluate", "nowhere"], "no run folder"),
+        (["evaluate", "nowhere"], "not a run folder"),
         (["sweep", "nowhere.toml"], "no configuration file"),
     ],
 )
@@ -255,7 +255,7 @@ def test_runs_wait_for_those_that_they_begin_with(tmp_path):
     assert two.failed
     assert not waiting
     (tmp_path / "bad.toml").write_text(text.replace('after = ["one"]', 'after = ["three"]'))
-    with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that stand above it"):
+    with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that are defined above it"):
         read_sweep(tmp_path / "bad.toml", tmp_path)
 
 

@@ -119,9 +119,9 @@ def test_problems_are_named(job, tmp_path):
         call("heatmap", f"{__name__}:reads_patches", folder / "s0.tif", "--out", tmp_path, "--score", "instance")
     with pytest.raises(ConfigurationError, match="csv, parquet or h5"):
         call("heatmap", f"{__name__}:reads_patches", folder / "s0.tif", "--out", tmp_path, "--table", "xls")
-    with pytest.raises(ConfigurationError, match=r"must be an ss.SetModel, or a function that gives one; it is Colours"):
+    with pytest.raises(ConfigurationError, match=r"must be an ss.SetModel, or a function returning one; it is Colours"):
         call("heatmap", COLOURS, folder / "s0.tif", "--out", tmp_path, "--features", features / "s0.h5")
-    with pytest.raises(ConfigurationError, match="is no run folder"):
+    with pytest.raises(ConfigurationError, match="is not a run folder"):
         call("heatmap", tmp_path, folder / "s0.tif", "--out", tmp_path, "--features", features / "s0.h5")
 
 

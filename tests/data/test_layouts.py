@@ -104,5 +104,5 @@ def test_hive_partitions(tmp_path):
 def test_hive_folders_that_do_not_name_their_set(tmp_path):
     write_hive(tmp_path)
     (tmp_path / "set_id=a").rename(tmp_path / "set_id=__HIVE_DEFAULT_PARTITION__")
-    with pytest.raises(DataError, match="do not say which set"):
+    with pytest.raises(DataError, match="do not name its set"):
         ss.data.open(tmp_path)

@@ -372,7 +372,7 @@ def test_coordinates_of_clam_and_broken_ones(tmp_path):
     with pytest.raises(DataError, match=r"has no 'coords'; its keys are \['places'\]"):
         read_grid(tmp_path / "other.h5")
     (tmp_path / "junk.h5").write_bytes(b"junk")
-    with pytest.raises(DataError, match="cut off or of another kind"):
+    with pytest.raises(DataError, match="truncated or of another kind"):
         read_grid(tmp_path / "junk.h5")
     with pytest.raises(DataError, match="no such file"):
         read_grid(tmp_path / "none.h5")
@@ -586,5 +586,5 @@ def test_camelyon16_that_is_incomplete_or_wrong(tmp_path):
         camelyon16(tmp_path)
     write_slide(tmp_path / "training" / "normal" / "holiday.tif", tissue_picture(0, 256)[0], 40)
     reference.write_text("test_001,Tumor\ntest_002,Normal\n")
-    with pytest.raises(DataError, match="holiday: is no slide of Camelyon16"):
+    with pytest.raises(DataError, match="holiday: is not a slide of Camelyon16"):
         camelyon16(tmp_path)

@@ -348,7 +348,7 @@ def test_other_byte_orders_and_types(tmp_path):
     np.save(tmp_path / "big.npy", X.astype(">f4"))
     np.testing.assert_array_equal(NpySource(tmp_path / "big.npy").tensor().numpy(), X)
     np.save(tmp_path / "text.npy", np.array([["a"], ["b"]]))
-    with pytest.raises(DataError, match="no type of numbers"):
+    with pytest.raises(DataError, match="torch cannot read"):
         NpySource(tmp_path / "text.npy").tensor()
     (tmp_path / "junk.pt").write_bytes(b"junk")
     with pytest.raises(DataError, match="junk.pt"):

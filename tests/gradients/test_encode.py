@@ -115,7 +115,7 @@ def test_a_source_gives_the_exact_gradient():
 
 def test_bad_sources_and_options_are_refused():
     encoder = make()
-    with pytest.raises(ConfigurationError, match="only gives its chunks once"):
+    with pytest.raises(ConfigurationError, match="gives its chunks only once"):
         ss.Chunks(x for x in [torch.zeros(1, 2, 3)])
     with pytest.raises(ShapeError, match="source of chunks is empty"):
         ss.encode(encoder, ss.Chunks([]))

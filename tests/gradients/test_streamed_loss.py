@@ -40,7 +40,7 @@ def test_streamed_loss_is_the_loss(reduction):
 
 
 def test_streamed_loss_refuses_what_it_cannot():
-    with pytest.raises(ShapeError, match="one number for each element"):
+    with pytest.raises(ShapeError, match="one number per element"):
         ss.streamed_loss(lambda chunk, mask: chunk, SETS)
     with pytest.raises(ConfigurationError, match="unknown reduction"):
         ss.streamed_loss(lambda chunk, mask: chunk.sum(-1), SETS, reduction="max")

@@ -118,7 +118,7 @@ def test_mixtures_and_fitted_classifiers_have_named_outputs(tmp_path):
 
 def test_what_cannot_be_a_graph_is_said(tmp_path):
     wordy = ss.SetModel(make_model().encoder, type("Words", (torch.nn.Module,), {"forward": lambda self, z: "seven"})())
-    with pytest.raises(ConfigurationError, match="the head gives a str; a graph gives tensors"):
+    with pytest.raises(ConfigurationError, match="the head returns a str; a graph returns tensors"):
         onnx.export(wordy, tmp_path, torch.zeros(1, 2))
     with pytest.raises(ShapeError, match=r"got \(2,\)"):
         onnx.export(make_model(), tmp_path, torch.zeros(2))

@@ -143,7 +143,7 @@ def test_what_is_wrong_is_said():
         aggregate(torch.randn(2, 3, 8), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ShapeError, match=r"one entry for each of the 3 rows of x; got \(2,\)"):
         aggregate(torch.randn(3, 8), torch.zeros(2, dtype=torch.int64), dim_size=1)
-    with pytest.raises(ShapeError, match="index names group 4, and dim_size is 3"):
+    with pytest.raises(ShapeError, match="index names group 4, but dim_size is 3"):
         aggregate(torch.randn(2, 8), torch.tensor([0, 4]), dim_size=3)
     with pytest.raises(ConfigurationError, match="got Linear"):
         PoolAggregation(torch.nn.Linear(2, 2))

@@ -323,7 +323,7 @@ def test_what_is_wrong_is_said(fitted):
         with pytest.raises(NonFiniteError, match=r"set 4 \(slide-4\), element 0"):
             clone(fitted).set_params(chunk_size=2, min_steps=1).fit(bags, y).predict(named)
     for nothing in ([], {}):
-        with pytest.raises(ShapeError, match="there are no sets|X is a dict, and sets come as a list"):
+        with pytest.raises(ShapeError, match="there are no sets|X is a dict, but sets must be a list"):
             fitted.predict(nothing)
     with pytest.raises(ShapeError, match=r"X is a generator.*pass list\(X\)"):
         fitted.predict(bag for bag in bags)

@@ -195,7 +195,7 @@ def test_pickle_deepcopy_and_torch_save():
 @pytest.mark.parametrize(
     ("sets", "mask", "error", "message"),
     [
-        (torch.zeros(2, 5, 4), None, ShapeError, r"width 3; the 10 elements that came have shape \(4,\)"),
+        (torch.zeros(2, 5, 4), None, ShapeError, r"width 3; the 10 given elements have shape \(4,\)"),
         (torch.zeros(5), None, ShapeError, r"\(B, N, ...\).*got shape \(5,\)"),
         (torch.zeros(0, 5, 3), None, ShapeError, "batch is empty"),
         ([], None, ShapeError, "batch is empty"),
@@ -218,7 +218,7 @@ def test_bad_sets_are_refused(sets, mask, error, message):
 
 
 def test_wrong_feature_size():
-    with pytest.raises(ShapeError, match=r"features \(10, 8\), the pool's in_dim; it gave \(10, 7\)"):
+    with pytest.raises(ShapeError, match=r"features \(10, 8\), the pool's in_dim; it returned \(10, 7\)"):
         make(nn.Linear(3, 7))(torch.zeros(2, 5, 3))
     with pytest.raises(ShapeError, match=r"takes features of shape \(B, N, 8\); got \(2, 5, 7\)"):
         ss.UMBC(8, 4)(torch.zeros(2, 5, 7))
@@ -245,7 +245,7 @@ def test_nan_never_leaves_silently():
         def forward(self, x):
             return x.repeat(1, 3)[:, :8] * float("inf")
 
-    with pytest.raises(NonFiniteError, match="phi made NaN or infinity of finite elements"):
+    with pytest.raises(NonFiniteError, match="phi returned NaN or infinity for finite elements"):
         make(Overflows())(torch.ones(1, 4, 3))
 
 
@@ -344,7 +344,7 @@ def test_wrong_building_blocks_are_refused():
         make().finalize(None)
     with pytest.raises(ShapeError, match="if this was one set .N, width., pass x.None."):
         make()(torch.randn(6, 3))
-    with pytest.raises(ShapeError, match="it gave a tuple"):
+    with pytest.raises(ShapeError, match="it returned tuple"):
         make(nn.LSTM(3, 8))(torch.randn(1, 6, 3))
     with pytest.raises(IndexError) as caught:
         make(nn.Embedding(5, 8))(torch.tensor([[7]]))
@@ -370,6 +370,6 @@ def test_phi_that_makes_nan_does_not_poison_a_stream():
 
     encoder = make(nn.Sequential(Log(), nn.Linear(3, 8)))
     state = encoder.update(None, torch.ones(1, 2, 3))
-    with pytest.raises(NonFiniteError, match="phi made NaN"):
+    with pytest.raises(NonFiniteError, match="phi returned NaN"):
         encoder.update(state, torch.zeros(1, 2, 3))
     assert torch.isfinite(encoder.finalize(state)).all()

@@ -299,7 +299,7 @@ def test_decay_does_not_hide_that_a_set_came_in_chunks(model, x):
 
 def test_a_mean_over_chunks_loses_no_elements(model, x):
     a, b = (model.encoder.update(None, chunk) for chunk in x.split(10, dim=1))
-    with pytest.raises(ss.errors.RemovalError, match="which chunk they came in"):
+    with pytest.raises(ss.errors.RemovalError, match="their chunk is not known"):
         a + b - b
 
 

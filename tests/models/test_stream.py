@@ -71,6 +71,6 @@ def test_forget_is_the_old_name_of_decay(model):
     for stream in (a, b):
         stream.update(x)
     a.decay(0.5)
-    with pytest.warns(DeprecationWarning, match="SetStream.forget is now SetStream.decay"):
+    with pytest.warns(DeprecationWarning, match="SetStream.forget is now decay"):
         b.forget(0.5)
     assert torch.equal(a.state.tensors()["pooled.numerator"], b.state.tensors()["pooled.numerator"])

@@ -94,7 +94,7 @@ def test_the_best_evaluation_is_kept(tmp_path):
 
 
 def test_bad_stages_are_explained(tmp_path):
-    with pytest.raises(ConfigurationError, match="no parameter is called 'haed'.*encoder.phi"):
+    with pytest.raises(ConfigurationError, match="no parameter's name begins with 'haed'.*encoder.phi"):
         trainer(tmp_path / "a", freeze=["haed"])
     with pytest.raises(ConfigurationError, match="leaves nothing to train"):
         trainer(tmp_path / "a", freeze=["head", "encoder"])

@@ -318,7 +318,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(stopped, tmp_path, name,
             (place / "checksums.json").unlink()
     DAMAGES[name](checkpoints / "step-00000014")
     assert weights_of(tmp_path / "run").parent.name == "step-00000007"
-    with pytest.warns(UserWarning, match="the checkpoint of step 14 is damaged, and kept as .*damaged-00000014"):
+    with pytest.warns(UserWarning, match="the checkpoint of step 14 is damaged and kept as .*damaged-00000014"):
         train(tmp_path / "run", steps=20, model="deepsets", schedule="constant")
     assert_same_weights(weights(tmp_path / "run"), weights(stopped / "whole"))
     assert Checkpoints(checkpoints).steps() == [14, 20]
@@ -330,7 +330,7 @@ def test_checkpoints_that_are_all_damaged_are_an_error_that_says_so(stopped, tmp
     for place in (tmp_path / "run" / "checkpoints").iterdir():
         cut("optimizer.pt")(place)
     for _ in range(2):  # nothing is thrown away
-        with pytest.raises(ConfigurationError, match="no checkpoint is whole .*move it away to train from the beginning"):
+        with pytest.raises(ConfigurationError, match="no checkpoint is intact .*move it away to train from the beginning"):
             train(tmp_path / "run", steps=20, model="deepsets", schedule="constant")
     with pytest.raises(ConfigurationError, match="its checkpoints are damaged: the checksum of optimizer.pt does not match"):
         weights_of(tmp_path / "run")

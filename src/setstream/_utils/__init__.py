@@ -1,1 +1,1 @@
-"""What every folder may use and what uses none of them: atomic files, optional imports, import paths, prefetching."""
+"""Helpers that every folder may use and that use none of them: atomic files, optional imports, import paths, prefetching."""

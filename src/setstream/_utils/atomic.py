@@ -1,7 +1,7 @@
 """Files that are whole or not there, whenever the process or the machine stops; and a lock for a folder.
 
 Each writer has a hidden file of its own, `.NAME.<machine>-<process>-<number>.writing.SUFFIX`, so two writers of one file do not
-meet: the last to finish wins, whole. What a killed process left behind is removed by the next process that writes there.
+collide: the last to finish wins. What a killed process left behind is removed by the next process that writes there.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from typing import IO, Any
 
 from setstream.errors import ConfigurationError
 
-#: Seconds after which a hidden file that nobody writes to is left over, whoever wrote it.
+#: Seconds without a write after which a hidden file counts as left over, from any machine.
 FORGOTTEN = 86_400.0
 
-#: Names that we made, and nobody else would; SQLite keeps files of its own beside one (-wal, -shm).
+#: The names of our hidden files; SQLite adds files beside one (-wal, -shm).
 HIDDEN = re.compile(r"\..*\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+\.writing(\.\w+)?(-\w+)?")
 
 _numbers = count()
@@ -30,8 +30,8 @@ _writing: set[str] = set()  # hidden names that this process writes to now
 
 
 def flush(path: Path) -> None:
-    """Make sure that a file or folder is on the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows has no such thing
+    """Flush a file or folder to the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot flush a folder
         return
     handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
@@ -42,7 +42,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def whole_or_nothing(path: Path) -> Iterator[Path]:
-    """A hidden path to write to; it becomes `path` when all went well, and is removed when not."""
+    """A hidden path to write to; it is renamed to `path` on success, and removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_over(path.parent)
     hidden = path.with_name(f".{path.stem}.{_machine()}-{os.getpid()}-{next(_numbers)}.writing{path.suffix}")
@@ -80,7 +80,7 @@ def _machine() -> str:
 
 
 def _remove_left_over(folder: Path) -> None:
-    """Remove the hidden files of writers that are no more, the first time that this process writes to a folder."""
+    """Remove the hidden files of writers that no longer run, the first time that this process writes to a folder."""
     if folder.resolve() in _tidy:
         return
     _tidy.add(folder.resolve())
@@ -97,9 +97,9 @@ def _remove_left_over(folder: Path) -> None:
 
 
 def _lives(process: int) -> bool:
-    """Whether another process with this number runs; on Windows, where asking could end it, it may."""
+    """Whether another process with this number runs; always true on Windows, where asking could end it."""
     if process == os.getpid():
-        return False  # what this process writes is known: it was an earlier one with our number
+        return False  # this process knows its own files: an earlier one had its number
     if os.name == "nt":
         return True
     try:
@@ -113,7 +113,7 @@ def _lives(process: int) -> bool:
 
 @contextmanager
 def locked(folder: Path, doing: str) -> Iterator[None]:
-    """Hold a folder, so that no other process is `doing` the same in it; the lock goes with the process that holds it."""
+    """Lock a folder, so that no other process is `doing` the same in it; the lock ends with the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:

@@ -1,9 +1,9 @@
-"""Things that options name by import path: `package.module:name`, or `package.module:NAMES[key]` in a mapping.
+"""Objects that options name by import path: `package.module:name`, or `package.module:NAMES[key]` in a mapping.
 
-Importing a module runs its code. A caller, in Python or on the command line, may name whatever can be imported. A file that
+Importing a module runs its code. A caller, in Python or on the command line, may name any importable object. A file that
 describes a model (the config.json of a saved model, or of a run) may not: while such a file is followed (`named_by_file`),
-`find` gives what is listed under OURS and what the caller has named again (`trust`), and nothing else. Every import path that
-options contain is resolved here, however deep in a builder, so a new builder has nothing to remember.
+`find` returns what is listed under OURS and what the caller has named again (`trust`), and nothing else. Every import path that
+options contain is resolved here, however deep in a builder, so a new builder needs no check of its own.
 """
 
 import re
@@ -41,19 +41,19 @@ _followed: ContextVar[tuple[Path, frozenset[str]] | None] = ContextVar("followed
 
 @contextmanager
 def named_by_file(file: Path, trust: Iterable[str] = ()) -> Iterator[None]:
-    """While it is open, a file chooses what is built: of ours, and of the import paths in `trust`.
+    """Within this context, a file chooses what is built: parts of setstream, and the import paths in `trust`.
 
     >>> with named_by_file(Path("config.json"), trust=["math:pi"]):
     ...     find("math:pi", "number")
     ...     find("os:system", "backbone")
     Traceback (most recent call last):
     ...
-    setstream.errors.ConfigurationError: config.json names the backbone 'os:system', which is no part of setstream: ...
+    setstream.errors.ConfigurationError: config.json names the backbone 'os:system', which is not part of setstream: ...
     """
     named = frozenset([trust] if isinstance(trust, str) else trust)
     for place in named:
         if PLACE.fullmatch(place) is None:
-            raise ConfigurationError(f"what is trusted is named package.module:name; got {place!r}")
+            raise ConfigurationError(f"trust takes import paths, package.module:name; got {place!r}")
     before = _followed.set((file, named))
     try:
         yield
@@ -67,7 +67,7 @@ def follows_file() -> bool:
 
 
 def find(place: str, what: str) -> Any:
-    """What lies at `package.module:name`; `what` it is meant to be stands in the error.
+    """The object at `package.module:name`; `what` says in the error what it should be.
 
     >>> find("math:pi", "number")
     3.141592653589793
@@ -77,7 +77,7 @@ def find(place: str, what: str) -> Any:
     followed = _followed.get()
     if followed is not None and place not in followed[1] and re.sub(r"\[.*", "[]", place) not in OURS:
         raise ConfigurationError(
-            f"{followed[0]} names the {what} {place!r}, which is no part of setstream: if you trust it, name it yourself, "
+            f"{followed[0]} names the {what} {place!r}, which is not part of setstream: if you trust it, name it yourself, "
             f"trust=[{place!r}], or --trust {place} on the command line. Files must not choose what code is run"
         )
     try:

@@ -8,7 +8,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: Names within setstream, old and new. They go with 0.3.
+#: Names within setstream, old and new. They will be removed in 0.3.
 MOVED = {
     "collectives": "states.reduce",
     "data.ahead": "_utils.prefetch",
@@ -61,9 +61,9 @@ class _Moved(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = f"setstream.{MOVED[spec.name.partition('.')[2]]}"
-        warnings.warn(f"{spec.name} is now {new}; the old name goes with 0.3", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"{spec.name} is now {new}; the old name is removed in 0.3", DeprecationWarning, stacklevel=3)
         module = import_module(new)
-        spec.loader_state = module.__spec__  # importing sets another, which `exec_module` takes back
+        spec.loader_state = module.__spec__  # importing sets another one; `exec_module` restores this one
         return module
 
     def exec_module(self, module: ModuleType) -> None:

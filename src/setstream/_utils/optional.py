@@ -1,4 +1,4 @@
-"""Libraries that come with an extra of setstream: imported when they are needed; the error names the extra."""
+"""Libraries that an extra of setstream installs, imported when they are needed; the error names the extra."""
 
 from importlib import import_module
 from typing import Any

@@ -28,7 +28,7 @@ def decoded_ahead(device: torch.device) -> int:
 
 
 def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
-    """The results of the calls, in order; up to `ahead` of them are under way before they are asked for.
+    """The results of the calls, in order; up to `ahead` of them are started before they are needed.
 
     >>> list(read_ahead([lambda n=n: n * n for n in range(4)], ahead=2))
     [0, 1, 4, 9]
@@ -52,7 +52,7 @@ def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
 
 
 def iterate_ahead(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
-    """The same items, in order; the thread goes through them up to `ahead` items before they are asked for.
+    """The same items, in order; the thread reads up to `ahead` items before they are needed.
 
     >>> list(iterate_ahead(iter("abc"), ahead=2))
     ['a', 'b', 'c']

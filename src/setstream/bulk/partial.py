@@ -1,4 +1,4 @@
-"""Partial states: what any engine computes from some of the elements.
+"""Partial states: what each engine computes from some of the elements.
 
     blocks of a share  ->  {set id: state of the share's elements}          in any process, in any order
 
@@ -19,7 +19,7 @@ from setstream.states.state import State
 
 # Sets whose states are merged in one step: states of this many are in memory twice.
 MERGED_TOGETHER = 256
-# What can be wrong with a set itself.
+# Errors of a single set.
 BAD = (DataError, NonFiniteError, ShapeError)
 
 
@@ -29,9 +29,9 @@ class PartialStates:
     Args:
         encoder: In eval mode.
         chunk_size: Elements that are encoded in one step.
-        skip: Called with a set that cannot be read or encoded, and the reason. What `states` holds of it means nothing then.
+        skip: Called with a set that cannot be read or encoded, and the reason. Its entry in `states` is then invalid.
         earlier: The state that a set has before its first elements here; None if there is none.
-        chunks: As `SetEncoder.update` has it.
+        chunks: As in `SetEncoder.update`.
     """
 
     @torch.no_grad()
@@ -60,7 +60,7 @@ class PartialStates:
             return
         try:
             self.add_rows(ids, elements)
-        except BAD:  # of which set? one by one
+        except BAD:  # find the set: add one by one
             order, position = ids.order(), 0
             place = f"{ids.place}, " if ids.place else ""
             for name, length in zip(order.names, order.lengths, strict=True):
@@ -74,10 +74,7 @@ class PartialStates:
 
     @torch.no_grad()
     def add_rows(self, ids: Ids, elements: Tensor) -> None:
-        """Add elements (n, ...) of several sets: all of them, or none if it raises.
-
-        Sets that fit a chunk together are encoded in one step, and some hundred sets are merged in one.
-        """
+        """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded and merged together."""
         encoder, order = self.encoder, ids.order()
         if len(order.names) == 1:
             state = self._before(order.names[0])

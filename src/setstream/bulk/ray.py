@@ -2,9 +2,8 @@
 
     shares --map, any worker--> (id, state of a share) --group by id, sum--> (id, state of the set)
 
-A set may span any number of shares and machines. Ray repeats the work of a lost worker; sums do not depend on who made their
-terms, so the result stays the same. The sums go from Ray's blocks into the journal one by one: this process never holds all of
-them.
+A set may span any number of shares and machines. Ray repeats the work of a lost worker; the result stays the same. The sums go
+from Ray's blocks into the journal one by one: this process never holds all of them.
 """
 
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ ROUND = 4096
 
 
 class _Worker:
-    """What each Ray worker holds: the encoder and the collection, loaded once."""
+    """The state of a Ray worker: the encoder and the collection, loaded once."""
 
     def __init__(self, encoder: SetEncoder, data: SetCollection, chunk_size: int) -> None:
         torch.set_num_threads(1)
@@ -50,7 +49,7 @@ def _add(a: bytes, b: bytes) -> bytes:
 
 @contextmanager
 def cluster(address: str | None = None, workers: int | None = None) -> Iterator[int]:
-    """A Ray cluster for as long as it is needed: a local one, or the one at `address`. Gives the number of workers."""
+    """A Ray cluster for as long as it is needed: a local one, or the one at `address`. Yields the number of workers."""
     ray = need("ray", "ray", "the engine ray")
     started = not ray.is_initialized()
     if started:
@@ -65,10 +64,7 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
 def ray_states(
     encoder: SetEncoder, data: SetCollection, shares: list[Share], workers: int, chunk_size: int = 4096
 ) -> Iterator[tuple[str, State | None, str]]:
-    """The sets of some shares one by one: id, state, and the reason if it cannot be encoded (the state is None then).
-
-    States are summed on the cluster, and kept there until they are asked for.
-    """
+    """The sets of some shares one by one, summed on the cluster: id, state (None if it cannot be encoded), and the reason."""
     ray_data = need("ray.data", "ray", "the engine ray")
     aggregate = need("ray.data.aggregate", "ray", "the engine ray")
     table = ray_data.from_items([{"share": share} for share in shares], override_num_blocks=min(len(shares), 4 * workers))

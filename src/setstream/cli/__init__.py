@@ -1,9 +1,9 @@
 """The command line: `setstream --help`.
 
-app.py         what the program does with errors, and its exit codes
+app.py         how errors become messages and exit codes
 command.py     how a command is declared
 commands/      the flags of every command: light, so that `--help` does not wait for torch
-train.py, ...  what the commands do, imported when one is run
+train.py, ...  the work of the commands, imported when one is run
 """
 
 import sys
@@ -14,7 +14,7 @@ from setstream.errors import ConfigurationError
 
 
 def main() -> None:
-    """Run the command line; without its extra, say how to install it."""
+    """Run the command line; if its extra is missing, say how to install it."""
     try:
         for library in ("typer", "rich"):
             need(library, "cli", "the command line")

@@ -1,4 +1,4 @@
-"""The program `setstream`: its commands, and what becomes of errors.
+"""The program `setstream`: its commands, and how errors are reported.
 
 Exit codes: 0 done, 1 a failure, 2 invalid options, 3 a loss that was not finite, 130 interrupted (and saved).
 """
@@ -21,7 +21,7 @@ FAILED, WRONG_OPTIONS, NOT_FINITE = 1, 2, 3
 
 def run() -> None:
     """Run the command line; errors of setstream become a message and an exit code."""
-    sys.path.insert(0, "")  # a task of the user's own, given as module:Class, may lie in the current folder
+    sys.path.insert(0, "")  # a user's task, given as module:Class, may be in the current folder
     try:
         app()
     except SetstreamError as error:

@@ -15,9 +15,9 @@ MODELS = ("umbc+set-transformer", "set-transformer")
 
 
 def run_demo(out: Path, seed: int, points: int) -> None:
-    """Write figure, animation and report, and print what they show."""
+    """Write figure, animation and report, and print a summary."""
     out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # a few points at a time: more threads would only wait for each other
+    torch.set_num_threads(1)  # few points at a time: more threads would be slower
     models = {name: pretrained(name) for name in MODELS}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points, one set, when all have arrived"
@@ -31,7 +31,7 @@ def run_demo(out: Path, seed: int, points: int) -> None:
         f"the oracle, which knows the true mixture: {float(drawn.oracle()):.3f}\n\n"
         "NLL: negative log-likelihood of the points under the clusters that a model predicts; lower is better.\n"
         "Disagreement: by how much the four answers differ about a point; 0: the order does not matter.\n"
-        "A Set Transformer needs its whole set. Given pieces, its answers are averaged, and that can be anything.\n",
+        "A Set Transformer needs its whole set. Given pieces, its answers are averaged, and the mean depends on the pieces.\n",
         highlight=False,
     )
     page = Page("One set, four streams")

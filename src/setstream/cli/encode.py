@@ -43,7 +43,7 @@ def run_encode(
                 bar.update(row, completed=done, rate=f"{done:,} {sets.unit}, {elements:,} elements, {rate:,.0f}/s")
 
             count = encode_sets(network, sets, out, chosen, progress=show, on_bad=skipped.append if skip_bad else None)
-    finally:  # also of a run that ends early
+    finally:  # also if the run ends early
         for problem in skipped:
             console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
     left_out = f", {len(skipped)} skipped" if skipped else ""

@@ -35,19 +35,19 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
     >>> assignments(["lr=0.01", "model.num_slots=16"])
     {'lr': 0.01, 'model_options': {'num_slots': 16}}
     """
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ConfigurationError(f"an option is NAME=VALUE, like lr=0.001 or model.num_slots=16; got {pair!r}")
         owner, dot, inner = name.partition(".")
         if not dot:
-            found[name] = parse_value(text)
+            options[name] = parse_value(text)
         elif owner in ("task", "model"):
-            found.setdefault(f"{owner}_options", {})[inner] = parse_value(text)
+            options.setdefault(f"{owner}_options", {})[inner] = parse_value(text)
         else:
-            raise ConfigurationError(f"options in parts begin with task. or model.; got {name!r}")
-    return found
+            raise ConfigurationError(f"options with a dot begin with task. or model.; got {name!r}")
+    return options
 
 
 def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> TrainConfig:

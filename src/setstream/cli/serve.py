@@ -1,4 +1,4 @@
-"""`setstream serve`: a model and its states behind HTTP."""
+"""`setstream serve`: a model and its states over HTTP."""
 
 import os
 from pathlib import Path
@@ -39,7 +39,7 @@ def run_serve(
     local = is_loopback(host)
     if not local and not tokens:
         error_console.print(
-            f"[yellow]no tokens:[/yellow] everybody who can reach {host} may read and change all sets. "
+            f"[yellow]no tokens:[/yellow] every client that can reach {host} may read and change all sets. "
             f"Set {TOKEN_VARIABLE} or give --token-file.",
             soft_wrap=True,
             highlight=False,
@@ -61,14 +61,14 @@ def run_serve(
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
 
         def ready(url: str) -> None:
-            console.print(f"{model} at {url}   (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{model} at {url}   (Ctrl-C stops it)", markup=False, highlight=False, soft_wrap=True)
 
         limits = {"connections": connections, "grace": grace}
         run(make_server(opened, options, name=model, host=host, log_level=log_level, ready=ready, **limits), socket)
 
 
 def states_of(model: str) -> str:
-    """The default file for the states of a model, in this folder: models cannot share one.
+    """The default file for the states of a model, in the current folder: models cannot share one.
 
     >>> states_of("runs/mine"), states_of("package.module:make"), states_of("umbc+set-transformer")
     ('mine.db', 'make.db', 'umbc+set-transformer.db')

@@ -134,7 +134,7 @@ def run_heatmap(
 
 
 def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:
-    """Columns as CSV, Parquet or HDF5 (which also keeps the attributes); whole or not at all."""
+    """Write columns atomically as CSV, Parquet or HDF5 (which also keeps the attributes)."""
     with whole_or_nothing(path) as hidden:
         if path.suffix == ".csv":
             with hidden.open("w", newline="") as file:

@@ -10,7 +10,7 @@
     [[runs]]
     name = "sse-{size}-seed-{number}"   or one table for many:
     each = { size = [8, 32], number = [0, 1, 2] }       every combination
-    chunk_size = "{size}"               a text that is only a name in braces becomes the value itself
+    chunk_size = "{size}"               a text that is only a name in braces is replaced by the value
     seed = "{number}"
 
 Finished runs are skipped and others resumed, so the same command continues a sweep that was stopped.
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether it has reached its end, now or earlier, with these options."""
+        """Whether it is finished, with these options."""
         if not (self.folder / "result.json").exists():
             return False
         changed = self.config.changed_since(read_options(self.folder / "config.json"))
@@ -66,7 +66,7 @@ class Run:
         return True
 
     def start(self, threads: int) -> subprocess.Popen[bytes]:
-        """Start or resume it in a process of its own."""
+        """Start or resume it in a separate process."""
         self.folder.mkdir(parents=True, exist_ok=True)
         options = self.folder / "options.json"
         write_atomically(options, json.dumps(self.config.to_dict()))
@@ -74,12 +74,12 @@ class Run:
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self.started = True
         with (self.folder / "log.txt").open("ab") as log:
-            # In a session of its own: Ctrl-C reaches the sweep only, which then asks each run to save.
+            # In a separate session: Ctrl-C reaches the sweep only, which then asks each run to save.
             return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
 
 def read_sweep(file: Path, out: Path) -> list[Run]:
-    """The runs that a file asks for."""
+    """The runs that a file describes."""
     options = read_options(file)
     unknown = set(options) - {"defaults", "runs"}
     if unknown or not isinstance(options.get("runs"), list) or not options["runs"]:
@@ -93,7 +93,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
             raise ConfigurationError(f"the names of runs must differ: {name!r} is given twice")
         unknown = set(after) - set(runs)
         if unknown:
-            raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that stand above it")
+            raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that are defined above it")
         config = filled(merge(options.get("defaults", {}), table), {"out": str(out)})
         runs[name] = Run(name, TrainConfig.from_dict(config), out / name, after)
     return list(runs.values())
@@ -113,7 +113,7 @@ def combinations(table: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def filled(template: Any, values: dict[str, Any]) -> Any:
-    """Options with values in the place of their names in braces; a text that is nothing else becomes the value itself."""
+    """Options with values in the place of their names in braces; a text that is nothing else is replaced by the value."""
     if isinstance(template, dict):
         return {name: filled(option, values) for name, option in template.items()}
     if isinstance(template, list):
@@ -128,7 +128,7 @@ def filled(template: Any, values: dict[str, Any]) -> Any:
 
 
 def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
-    """The first that waits for nothing; one that waits for a failed run has failed with it."""
+    """The first run that can start; runs after a failed run have failed, too."""
     by_name = {run.name: run for run in runs}
     for run in list(waiting):
         required = [by_name[name] for name in run.after]
@@ -142,7 +142,7 @@ def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
 
 
 def overview(runs: list[Run]) -> Group:
-    """Where all runs are; below it, why the failed ones failed."""
+    """The progress of all runs; below it, the errors of failed ones."""
     rows = Table("run", "model", "gradient", "step", "loss", "last test", box=None)
     problems = []
     for run in runs:
@@ -161,7 +161,7 @@ def overview(runs: list[Run]) -> Group:
 
 
 def run_sweep(file: Path, out: Path, jobs: int, threads: int) -> None:
-    """Work through all runs of a file, `jobs` at a time; exit with 1 if some failed, with 130 if interrupted."""
+    """Run all runs of a file, `jobs` at a time; exit with 1 if some failed, with 130 if interrupted."""
     runs = read_sweep(file, out)
     waiting = [run for run in runs if not run.done]
     console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} already done, {jobs} at a time")

@@ -1,8 +1,8 @@
-"""Where sets come from: memory, numpy, HDF5, torch, Parquet, Arrow, Zarr, folders of images, whole-slide images.
+"""Sources of sets: memory, numpy, HDF5, torch, Parquet, Arrow, Zarr, folders of images, whole-slide images.
 
-open(path)          recognises what is there and gives a `SetDataset`: one `SetSource` for each set
+open(path)          recognises the format and returns a `SetDataset`: one `SetSource` per set
 formats/            a module for each file format
-SetCollection       many sets as bulk encoding reads them: a `SetDataset`, or the tables of `ParquetSets`
+SetCollection       many sets, for bulk encoding: a `SetDataset`, or the tables of `ParquetSets`
 slides/             patches of whole-slide images
 """
 

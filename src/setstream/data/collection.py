@@ -1,10 +1,10 @@
-"""Many sets as one thing, whether each has a file of its own or all share the rows of tables.
+"""Many sets as one collection: each in its own file, or all in the rows of tables.
 
     blocks(position, ...)        every element once, in order: blocks of rows, and the set of each row
-    shares(size), read_share     the same elements in shares, each of which any process can read by itself
+    shares(size), read_share     the same elements in shares, which separate processes can read
 
 `SetDataset` (a source for each set) and `ParquetSets` (tables with a column of set ids) are the two kinds. Bulk encoding, on
-this machine and on Ray, uses this protocol and does not ask which kind it has.
+this machine and on Ray, uses this protocol only.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ids:
-    """The set of each of n rows: its name is names[codes[row]]. Each name is held once.
-
-    place: where the rows lie, for errors.
-    """
+    """The set of each of n rows: names[codes[row]], each name held once; `place`: where the rows are, for errors."""
 
     names: list[str]
     codes: np.ndarray
@@ -59,7 +56,7 @@ class Ids:
         return Ids([name], np.zeros(rows, np.int64), place)
 
     def order(self) -> Order:
-        """Set by set: no reordering where the rows of each set lie together, else one stable sort."""
+        """Set by set: no reordering where the rows of each set are contiguous, else one stable sort."""
         if len(self.names) == 1:
             return Order(self.names, [len(self)], None)
         changes = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
@@ -76,7 +73,7 @@ class Ids:
 class Block:
     """Some rows: the set of each, and the elements (n, ...), or why they cannot be read.
 
-    position: reading can go on here after this block; None where it cannot.
+    position: reading can continue here after this block; None if it cannot.
     final:    no later block has rows of these sets.
     """
 
@@ -107,7 +104,7 @@ class SetCollection(ABC):
 
     @abstractmethod
     def check(self, skip_bad: bool = False) -> tuple[SetCollection, list[str]]:
-        """Look at what can be checked before reading. Gives the good sets and what is wrong with the others."""
+        """Check what can be checked before reading. Returns the good sets and what is wrong with the others."""
 
     @abstractmethod
     def facts(self) -> list[Any]:

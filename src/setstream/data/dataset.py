@@ -1,8 +1,8 @@
 """SetDataset: many sources with ids, labels and splits.
 
-data = ss.data.open("slides/")                                   recognise what is there
+data = ss.data.open("slides/")                                   recognise the format
 train, test = data.split("splits.csv"), ...                      CLAM's case_id,slide_id,label; or stratified, by seed
-for batch in SetLoader(train, batch=4, chunk_size=256): ...      batch.sets goes into ss.encode as it is
+for batch in SetLoader(train, batch=4, chunk_size=256): ...      batch.sets is an input of ss.encode
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return len(self.sources)
 
     def __repr__(self) -> str:
-        """Names and labels; no set is opened for it."""
+        """Names and labels; opens no set."""
         names = ", ".join(source.id for source in self.sources[:3]) + (", ..." if len(self) > 3 else "")
         counts = Counter(str(source.label) for source in self.sources if source.label is not None)
         shown = [f"{count} x {label}" for label, count in counts.most_common(5)]
@@ -88,7 +88,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
         Args:
             path: The CSV file.
-            missing: What happens to sets that it does not name: "error" raises, "drop" leaves them out.
+            missing: What to do with sets that it does not name: "error" raises, "drop" leaves them out.
         """
         if missing not in ("error", "drop"):
             raise ConfigurationError(f"missing must be 'error' or 'drop'; got {missing!r}")
@@ -99,7 +99,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
         if unnamed and missing == "error":
             raise DataError(
                 f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; its ids are like {ids[:2]}. "
-                "missing='drop' drops what it does not name"
+                "missing='drop' drops sets that it does not name"
             )
         kept = [copy.copy(source) for source in self.sources if source.id in table]
         for source in kept:
@@ -145,7 +145,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
     # -- as a collection ----------------------------------------------------------------------------------------------
 
     def check(self, skip_bad: bool = False) -> tuple[SetDataset, list[str]]:
-        """Open every set: all must have elements of one shape. Gives the good ones and what is wrong with the others."""
+        """Open every set: all must have elements of one shape. Returns the good ones and what is wrong with the others."""
         shapes: dict[str, tuple[int, ...]] = {}
         problems: dict[str, str] = {}
         for source in self.sources:
@@ -177,7 +177,6 @@ class SetDataset(Sequence[SetSource], SetCollection):
             yield from _blocks(source, source.chunks(chunk_size), number)
 
     def shares(self, size: int, skip: Skip | None = None) -> list[Share]:
-        """Ranges of sets."""
         shares = []
         for number, source in enumerate(self.sources):
             try:
@@ -203,7 +202,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
 
 def _blocks(source: SetSource, chunks: Iterable[Tensor], position: int | None = None) -> Iterator[Block]:
-    """Chunks of one set as blocks; then one without rows, which says that the set is there even if it is empty."""
+    """Chunks of one set as blocks; then one without rows, so that empty sets exist, too."""
     place = str(source.path or "")
     try:
         for chunk in chunks:
@@ -216,7 +215,7 @@ def _blocks(source: SetSource, chunks: Iterable[Tensor], position: int | None = 
 
 
 def file_facts(path: Path) -> list[Any]:
-    """What tells a file from its later versions: its path, size and time."""
+    """What distinguishes a file from its later versions: its path, size and time."""
     if not path.exists():
         return [str(path.resolve())]
     return [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
@@ -250,7 +249,7 @@ def _number(text: str) -> Any:
 
 @dataclass(frozen=True)
 class SetBatch:
-    """Some sets: `sets` goes into `ss.encode`, labels beside it."""
+    """Some sets, for `ss.encode`, and their labels."""
 
     sets: SourceChunks
     labels: list[Any]
@@ -258,13 +257,13 @@ class SetBatch:
 
 
 class SetLoader:
-    """Batches of sets from their files, in chunks that are read ahead; each epoch in another order, by seed.
+    """Batches of sets from their files, in chunks that are read ahead; each epoch in a new order, by seed.
 
     Args:
         dataset: The sets.
         batch: Sets per batch.
         chunk_size: Elements of a set that are read at a time.
-        shuffle: Whether each epoch has another order of the sets.
+        shuffle: Whether each epoch has a new order of the sets.
         partition: How a set is cut into chunks: "contiguous", "blocks" (contiguous blocks in random order; the default while
             shuffling) or "random".
         seed: Determines all orders.
@@ -319,7 +318,7 @@ class SetLoader:
             yield self.collate([self.dataset.sources[number] for number in numbers.tolist()], generator)
 
     def _batches(self, order: Tensor) -> list[Tensor]:
-        """The sets of every batch that are this process's."""
+        """The sets of every batch for this process."""
         batches = list(order.split(self.batch)) if len(order) else []
         if self.parallel != "data":
             return batches

@@ -27,7 +27,7 @@ from setstream._utils.registry import fetch_npm
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
-#: The square in the middle of an aligned face, 178 x 218, that the field resizes.
+#: The side of the square in the middle of an aligned face, 178 x 218, that is commonly resized.
 CELEBA_CROP = 148
 PARTITION = {"0": "train", "1": "val", "2": "test"}
 
@@ -76,7 +76,7 @@ def mnist() -> dict[str, Images]:
 
 
 def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
-    """Faces of `img_align_celeba/` split as `list_eval_partition` (.txt or .csv) says; made once, then read from beside it."""
+    """Faces of `img_align_celeba/`, split by `list_eval_partition` (.txt or .csv); resized once, then cached beside it."""
     folder = Path(folder)
     lists = [folder / f"list_eval_partition{suffix}" for suffix in (".txt", ".csv")]
     partition = next((path for path in lists if path.is_file()), None)
@@ -119,7 +119,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _made_once(path: Path, files: list[Path], side: int, crop: int) -> Tensor:
-    """Squares of many files as one array, kept beside them: decoding 200,000 faces takes minutes, reading them again none."""
+    """Squares of many files as one array, cached beside them: decoding 200,000 faces takes minutes."""
     if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):
         with whole_or_nothing(path) as hidden:
             squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
@@ -145,7 +145,7 @@ def _idx(file: Path) -> Tensor:
     content = file.read_bytes()
     axes = content[3]
     if content[:3] != b"\0\0\x08":
-        raise DataError(f"{file}: is no IDX file of bytes; it begins with {content[:4].hex()}")
+        raise DataError(f"{file}: is not an IDX file of bytes; it begins with {content[:4].hex()}")
     shape = np.frombuffer(content, ">i4", axes, 4)
     if len(content) != 4 + 4 * axes + int(shape.prod()):
         raise DataError(f"{file}: should hold {tuple(shape)} bytes after its header; it has {len(content) - 4 - 4 * axes}")

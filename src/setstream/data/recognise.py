@@ -1,4 +1,4 @@
-"""ss.data.open: from a path to sets, by what is there::
+"""ss.data.open: from a path to sets, by its format::
 
     file .npy .h5 .hdf5 .pt .pth, folder .zarr           one set
     file or folder of .parquet .pq .arrow .feather       many sets, by their id column, or by folders set_id=...
@@ -8,7 +8,7 @@
     folder with features/ (and labels/)                  many sets, torchmil's layout: parallel folders, one file per bag
     folder of images                                     one set; folder of such folders: many
 
-Anything else is an error that lists what is known.
+Anything else is an error that lists the known formats.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from setstream.data.table_sets import ParquetSets, is_table
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-#: What opens a file or folder with one set, by its ending.
+#: The class that opens a file or folder with one set, by its ending.
 OPENERS: dict[str, Callable[[Path], SetSource]] = {**dict.fromkeys(SlideSource.suffixes, SlideSource), **SOURCE_OF}
 KNOWN = ", ".join([*OPENERS, *TABLE_OF])
 
@@ -64,12 +64,12 @@ def open_sets(path: str | Path, *, set_column: str | None = None, columns: Seque
 
 
 def open_collection(path: str | Path, *, set_column: str | None = None, columns: Sequence[str] | None = None) -> SetCollection:
-    """As `open`, for reading everything once: a table's sets are not looked up one by one."""
+    """Like `open`, to read everything once: a table's sets are not looked up one by one."""
     path = _existing(path)
     if is_table(path):
         return ParquetSets(path, set_column, columns)
     if set_column is not None or columns is not None:
-        raise ConfigurationError(f"set_column and columns are options of Parquet and Arrow tables; {path} is none")
+        raise ConfigurationError(f"set_column and columns are options of Parquet and Arrow tables; {path} is not one")
     return SetDataset(_sources(path))
 
 
@@ -141,7 +141,7 @@ def _parallel_file(path: Path, kind: str, name: str) -> Path | None:
 
 
 def _array(file: Path, name: str) -> Any:
-    """A small array, whole."""
+    """All of a small array."""
     if file.suffix in H5Source.suffixes:
         return read_h5(file, _key(file, name))[0]
     with reading(file):

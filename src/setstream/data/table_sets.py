@@ -1,10 +1,10 @@
-"""Sets in Parquet or Arrow files: one row per element, a column that says which set it belongs to.
+"""Sets in Parquet or Arrow files: one row per element, and a column with the id of its set.
 
     set_id   features: fixed_size_list<float>[D]          or numeric columns f0, f1, ...
     "a"      [0.1, ...]
-    "b"      [0.7, ...]            the rows of a set may lie anywhere, in any row group of any file
+    "b"      [0.7, ...]            the rows of a set may be anywhere, in any row group of any file
 
-    set_id=a/part-0.parquet        or a folder for each set, as Hive, Spark and pyarrow's datasets write it
+    set_id=a/part-0.parquet        or one folder per set, as written by Hive, Spark and pyarrow
 
 `ParquetSets.stream()` reads every row once, in the order of the files, and gives (set ids, features): what bulk encoding
 needs, as states of scattered pieces add up. `ParquetSets.source(id)` serves one set, from an index of its rows.
@@ -40,12 +40,12 @@ FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
 # Numbers that are rarely meant to be features.
 NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")
 
-# Decoded rows that are kept, of all sets of a table together, and how much of a set is one piece of them.
+# Bytes of decoded rows that are kept for all sets of a table together, and of one piece of a set.
 KEPT_BYTES, PIECE_BYTES = 2**27, 2**22
-# Row groups that are being read at a time, each to go on where it was.
+# Row groups that are open at a time, so that reading can continue.
 OPEN_READERS = 4
 
-# Some rows of a row group: in a run, or anywhere.
+# Some rows of a row group: a range, or any positions.
 Rows = range | np.ndarray
 
 
@@ -96,7 +96,7 @@ class ParquetSets(SetCollection):
         self.path = Path(path)
         self.files = table_files(self.path)
         if not self.files:
-            raise DataError(f"{self.path}: no Parquet or Arrow file is there")
+            raise DataError(f"{self.path}: there is no Parquet or Arrow file")
         table = self._first_readable()
         first, names = table.path, table.names
         known = [*names, *self._folders(first)]
@@ -104,7 +104,7 @@ class ParquetSets(SetCollection):
         if self.set_column not in known:
             wanted = set_column or ", ".join(SET_COLUMNS)
             raise DataError(f"{first}: has no column of set ids ({wanted}); its columns are {known}")
-        # Whether the folder of a file says which set its rows belong to.
+        # Whether the folder of a file names the set of its rows.
         self.by_folder = self.set_column not in names
         self.columns = self._feature_columns(table, columns)
         self._index: dict[str, list[tuple[Group, Rows]]] | None = None
@@ -115,7 +115,7 @@ class ParquetSets(SetCollection):
         return self.__dict__ | {"_kept": None}
 
     def _first_readable(self) -> TableFile:
-        """The first file that can be opened; those before it are errors when their rows are read."""
+        """The first file that can be opened; files before it raise errors when their rows are read."""
         for file in self.files[:-1]:
             try:
                 return _open(file)
@@ -158,9 +158,9 @@ class ParquetSets(SetCollection):
 
         Args:
             start: Rows to leave out at the beginning.
-            ahead: How many batches a thread decodes ahead; 0 decodes a batch when it is asked for.
-            skip_bad: Called for a file that cannot be opened. With it, rows that cannot be read come as the error, with the
-                sets of their row group; without it, both raise.
+            ahead: How many batches a thread decodes ahead; 0 decodes a batch when it is needed.
+            skip_bad: Called for a file that cannot be opened. With it, rows that cannot be read are replaced by the error, with
+                the sets of their row group; without it, both raise.
         """
         left = self.groups(skip_bad)
         while left and start and left[0].rows <= start:
@@ -193,7 +193,7 @@ class ParquetSets(SetCollection):
         return (self.source(name) for name in self.ids())
 
     def check(self, skip_bad: bool = False) -> tuple[ParquetSets, list[str]]:
-        """Nothing to do: rows are checked as they are read."""
+        """Checks nothing: rows are checked as they are read."""
         return self, []
 
     def facts(self) -> list[Any]:
@@ -208,7 +208,7 @@ class ParquetSets(SetCollection):
             yield Block(ids, features, position)
 
     def shares(self, size: int = 0, skip: Skip | None = None) -> list[Share]:
-        """A share for each row group, whatever its size."""
+        """One share per row group, of any size."""
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
@@ -290,7 +290,7 @@ class ParquetSets(SetCollection):
         return [] if self.by_folder else [self.set_column]
 
     def _names(self, group: Group) -> list[str]:
-        """The sets that have rows in a row group; none where that cannot be read."""
+        """The sets that have rows in a row group; none if it cannot be read."""
         try:
             return list(self._rows_of_sets(_open(group.file, self._id_columns), group))
         except DataError:
@@ -311,13 +311,13 @@ class ParquetSets(SetCollection):
         return {name: _run_or_rows(np.concatenate(parts)) for name, parts in pieces.items()}
 
     def _folders(self, file: Path) -> dict[str, str]:
-        """What the folders between the path and the file say: column=value."""
+        """The columns that the folders between the path and the file name: column=value."""
         parts = file.relative_to(self.path).parent.parts if self.path.is_dir() else ()
         pairs = [part.split("=", 1) for part in parts if "=" in part]
         return {unquote(name): unquote(value) for name, value in pairs}
 
     def _groups(self, table: TableFile) -> list[Group]:
-        """Those of one file; a folder whose file has none is an empty set, which a group without rows stands for."""
+        """The row groups of one file; a folder whose file has none is an empty set, as one group without rows."""
         with reading(table.path):
             groups = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
         return groups or [Group(table.path, 0, 0)] * self.by_folder
@@ -331,7 +331,7 @@ class ParquetSets(SetCollection):
     def _set_of_folder(self, file: Path) -> str:
         name = self._folders(file).get(self.set_column)
         if name in (None, "__HIVE_DEFAULT_PARTITION__"):
-            raise DataError(f"{file}: its folders do not say which set it belongs to ({self.set_column}=...)")
+            raise DataError(f"{file}: its folders do not name its set ({self.set_column}=...)")
         return str(name)
 
     def _features(self, batch: Any, table: TableFile, group: Group) -> Tensor:
@@ -351,10 +351,9 @@ def _run_or_rows(rows: np.ndarray) -> Rows:
 
 
 class Kept:
-    """Rows that were decoded last, of all sets of a table together: at most KEPT_BYTES, the ones used longest ago go first.
+    """Recently decoded rows of all sets of a table: at most KEPT_BYTES, the least recently used are dropped first.
 
-    A row group can only be read from its beginning. Its readers are kept, too: reading a set in order decodes every row once,
-    however large the row group is.
+    A row group can only be read from its beginning. Its readers are kept, too: reading a set in order decodes every row once.
     """
 
     def __init__(self) -> None:
@@ -396,7 +395,7 @@ def _cost(piece: Tensor) -> int:
 
 
 class ParquetSource(SetSource):
-    """One set of `ParquetSets`: its rows in the order of the files. The table keeps what is decoded, for all of its sets."""
+    """One set of `ParquetSets`: its rows in the order of the files. The table caches decoded rows for all of its sets."""
 
     def __init__(self, sets: ParquetSets, id: str, label: Any = None) -> None:
         super().__init__(id, label)
@@ -426,7 +425,7 @@ class ParquetSource(SetSource):
         return pieces[1] if len(pieces) == 2 else torch.cat(pieces)
 
     def _rows(self, place: int, start: int, stop: int) -> Iterator[Tensor]:
-        """Rows of the set in one row group, from the pieces that they lie in."""
+        """Rows of the set in one row group, from the pieces that contain them."""
         group, rows = self.places[place]
         size = max(1, PIECE_BYTES // max(1, self.sets.element().shape[1:].numel() * self.dtype.itemsize))
         count = -(-len(rows) // size)

@@ -1,1 +1,1 @@
-"""Any gradient in constant memory: `encode` and a module for each way back. Start reading at `encode.py`."""
+"""Gradients in constant memory: `encode`, and a module for each gradient mode. Start reading at `encode.py`."""

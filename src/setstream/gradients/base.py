@@ -1,10 +1,10 @@
-"""What all modes share: the forward pass without a graph, and recomputation with one.
+"""Shared by all gradient modes: the forward pass without a graph, and recomputation with one.
 
     forward    state = Σ_blocks absorb(phi(block))                            no graph: the memory of one block
     backward   ∂L/∂θ = Σ_carriers factor · ∂L/∂state · ∂absorb(phi(block))/∂θ
 
 The state is small, so its cotangent ∂L/∂state is too, and nothing else needs to be kept. A mode decides which blocks carry the
-gradient (the carriers), with what factor. The factor is on the *state*, numerator and normaliser, and not on the output or
+gradient (the carriers), and with what factor. The factor is on the *state*, numerator and normaliser, and not on the output or
 on named parameters: all that follows the state (the division, a slot residual, a layer norm, the value projection, the head)
 sees the value of the full set and gets its ordinary gradient, with weight one.
 
@@ -41,7 +41,7 @@ PullBack = Callable[[dict[Any, Tensor]], list[Tensor | None]]  # from cotangents
 FORWARD_NUMBERS = 2**22
 # Modules that are known to draw no random numbers.
 DETERMINISTIC = (nn.Sequential, nn.Linear, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LayerNorm, nn.Identity, nn.Conv2d, nn.Flatten)
-# Held while the process-wide generators are seeded for a block, or drawn from: threads would disturb each other's numbers.
+# Held while the process-wide generators are seeded for a block, or drawn from: threads would change each other's numbers.
 drawing = threading.RLock()
 
 
@@ -76,7 +76,7 @@ def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
 
 
 def forward_size(encoder: SetEncoder, sets: Batch, options: Options) -> int:
-    """How many elements a block without a graph may have: by the element's own size and four times phi's widest layer."""
+    """How many elements a block without a graph may have: by the element's size and four times phi's widest layer."""
     widths = [module.out_features for module in encoder.phi.modules() if isinstance(module, nn.Linear)]
     widths += [module.embedding_dim for module in encoder.phi.modules() if isinstance(module, nn.Embedding)]
     numbers_each = max(1, sets.sample.numel() + 4 * max(encoder.pool.in_dim or 0, *widths, 0))
@@ -93,10 +93,7 @@ class GradientSums:
     def add(
         self, outputs: Iterable[Tensor], cotangents: Iterable[Tensor], extra: tuple[Tensor, ...] = (), again: bool = False
     ) -> list[Tensor | None]:
-        """Add the gradients of `outputs` at `cotangents`; gives those with respect to `extra`, which are not summed.
-
-        again: keep the graph, for another backward pass.
-        """
+        """Add gradients of `outputs`; returns those of `extra`, not summed. again: keep the graph for another backward pass."""
         pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not pairs:
             return [None] * len(extra)
@@ -118,7 +115,7 @@ class Leaves(Generic[Module]):
 
     Hooks of a parameter should see one gradient per backward pass, not one per block. So blocks are recomputed by a twin of the
     encoder, which has copies of the modules (not of their tensors) with leaves in place of the parameters. The encoder itself
-    is not touched: other threads may use it at the same time. Where a module reaches the original parameters past the twin (a
+    is not touched: other threads may use it at the same time. Where a module uses the original parameters and not the twin's (a
     compiled or scripted module, a closure), these get their gradient as well.
     """
 
@@ -128,7 +125,7 @@ class Leaves(Generic[Module]):
         self.module: Module = _twin(module, {id(p): leaf for p, leaf in zip(self.parameters, stand_ins, strict=True)}, {})
         self.context = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in context.items()}
         graded = [name for name, tensor in context.items() if tensor.requires_grad]
-        #: Whose gradients are wanted.
+        #: The tensors that get gradients.
         self.inputs = [*self.parameters, *(context[name] for name in graded)]
         self._targets = [*stand_ins, *(self.context[name] for name in graded)]
 
@@ -148,7 +145,7 @@ class Leaves(Generic[Module]):
 
 def _twin(module: Module, stand_ins: dict[int, Tensor], twins: dict[int, Any]) -> Module:
     """The module with other parameters: a copy of it and of its submodules, with the same buffers and attributes."""
-    if isinstance(module, torch.jit.ScriptModule):  # cannot be copied so
+    if isinstance(module, torch.jit.ScriptModule):  # cannot be copied like this
         return module
     if id(module) not in twins:
         twin = twins[id(module)] = object.__new__(type(module))
@@ -167,7 +164,7 @@ class Forward:
     owners: dict[str, Tensor]
 
     def contributions(self, index: int, chunk: State) -> dict[Name, Tensor]:
-        """What block `index`, whose own state is `chunk`, adds to each tensor of the state that carries a gradient."""
+        """What block `index`, with the state `chunk`, adds to each tensor of the state that carries a gradient."""
         tensors = {}
         with torch.enable_grad():
             for name, accumulator in chunk.accumulators.items():
@@ -193,7 +190,7 @@ class Pass:
 
     @cached_property
     def seed(self) -> int | None:
-        """From which the seeds of all blocks follow; None where phi is not in training mode."""
+        """Determines the seeds of all blocks; None if phi is not in training mode."""
         with drawing:
             return int(torch.randint(2**62, ())) if any(module.training for module in self.encoder.phi.modules()) else None
 
@@ -203,7 +200,7 @@ class Pass:
             return (encoder or self.encoder).features(elements)
 
     def forward(self, blocks: Iterable[Packed], absorb: Callable[[int, Packed, Tensor], State] | None = None) -> Forward:
-        """The state of all blocks of all ranks; `absorb` gives a block's state instead of the encoder's `absorb`."""
+        """The state of all blocks of all ranks; `absorb` replaces the encoder's `absorb`."""
         state, group = self.empty, self.options.group
         owners = {name: a.new_owners(-1) for name, a in state.accumulators.items() if a.owned_by_one_element}
         for index, block in enumerate(blocks):
@@ -275,7 +272,7 @@ class Pass:
             yield
             return
         with drawing:
-            # Not torch.manual_seed, which seeds every kind of device there may be and takes a millisecond for it.
+            # Not torch.manual_seed, which seeds every kind of device and takes a millisecond.
             before = [(generator, generator.get_state()) for generator in generators(self.empty.device)]
             for generator, _ in before:
                 generator.manual_seed(self.seed + index)

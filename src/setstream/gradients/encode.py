@@ -3,8 +3,8 @@
 z is the encoding of the full set in every mode but `subset`; the modes differ in the gradient::
 
     full         ordinary autograd                                           memory O(N)
-    exact        the same gradient; each chunk recomputed going back         memory O(chunk)
-    unbiased     only m' drawn chunks go back, their state's cotangent       memory O(m' chunks)
+    exact        the same gradient; chunks recomputed in the backward pass   memory O(chunk)
+    unbiased     only m' drawn chunks carry it, their state's cotangent      memory O(m' chunks)
                  times C/m'  (Willette et al. 2023, corrected)
     importance   exact through the pool, phi only for elements drawn by      memory O(m' chunks) + features
                  the size of their gradient: unbiased, far less noise
@@ -66,7 +66,7 @@ def encode(
             them, which are read in chunks; or `ss.Chunks`, which serves all sets together.
         mask: True for real elements, for sets (B, N, ...).
         chunk_size: How many elements of a set have a graph at a time.
-        gradient: full, exact, unbiased, importance, subset or none. Under torch.no_grad every mode, also subset, gives the
+        gradient: full, exact, unbiased, importance, subset or none. Under torch.no_grad every mode, even subset, gives the
             value of the whole set.
         grad_chunks: m', the number of chunks of each set that carry the gradient. With as many as a set has, or more, it is
             the full gradient.
@@ -140,7 +140,7 @@ def _check(encoder: SetEncoder, gradient: str, options: Options, **given: Any) -
 def _open(
     encoder: SetEncoder, sets: Any, mask: Tensor | None, gradient: str, options: Options, partition: str | Given | None
 ) -> Batch:
-    """Where the blocks of these sets come from."""
+    """The `Batch` that provides the blocks of these sets."""
     listed = sets if isinstance(sets, list | tuple) else [sets]
     are_sources = [isinstance(item, SetSource) for item in listed]
     if not isinstance(sets, Chunks) and not any(are_sources):
@@ -149,7 +149,7 @@ def _open(
         chunks_matter = not encoder.pool.consistent or not isinstance(partition, str)
         return InMemory(pack(sets, mask), options.chunk_size, partition, options.generator, chunks_matter)
     if mask is not None:
-        raise ConfigurationError("a source of chunks brings its own sizes: leave the mask out and serve lists of tensors")
+        raise ConfigurationError("a source of chunks has no mask: leave it out, and serve lists of tensors")
     if partition is not None:
         raise ConfigurationError(
             "a source is cut where it is read, and partition is for sets in memory: leave it out, or choose it with "

@@ -18,7 +18,7 @@ from setstream.states.accumulators import align
 
 
 def exact(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
-    """z, with all blocks going back."""
+    """z, with the gradient of all blocks."""
     run = Pass(encoder, sets, options)
     blocks = sets.blocks(options.chunk_size * len(sets))
     with torch.no_grad():

@@ -4,12 +4,12 @@
     π_j = min(1, c w_j),  Σ_j π_j = m   w_j = |g_j| + floor · mean|g|;  0 where g_j = 0
     ∂L/∂θ ≈ Σ_{j drawn} g_j / π_j · ∂φ_j/∂θ,     each j drawn with probability π_j: unbiased for any positive π
 
-Slots and projections get their exact gradient; only phi, the expensive part, is sampled, most where it matters. The draw is
+Slots and projections get their exact gradient; only phi, the expensive part, is sampled. The draw is
 systematic: a uniform offset, then one element for each unit of the cumulated π in random order. So m elements are drawn, none
 twice, and those with π_j = 1 always. Where few elements have a gradient at all (a max pool), the result is exact.
 
 Among estimators that know |g_j| only, w_j = |g_j| has the least variance if all ∂φ_j/∂θ are of one size; the floor bounds the
-damage where they are not: no weight g_j/π_j exceeds |g_j| by more than a factor N (1 + floor) / (m floor).
+variance where they are not: no weight g_j/π_j exceeds |g_j| by more than a factor N (1 + floor) / (m floor).
 """
 
 import tempfile

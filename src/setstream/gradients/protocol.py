@@ -1,8 +1,8 @@
-"""What `encode` hands to a mode: its options, and where blocks come from.
+"""What `encode` passes to a mode: its options, and the source of blocks.
 
     z = mode(encoder, sets, options)          a mode is a function in a file of its own
 
-What goes back is what `Batch.draw` gives: carriers, the blocks that carry the gradient with their factor per set.
+`Batch.draw` returns the carriers: the blocks that carry the gradient, with their factor per set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from setstream.states.reduce import Group
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `encode`, checked; `one_chunk`: it is an error if a set comes in more than one block."""
+    """The options of `encode`, checked; `one_chunk`: it is an error if a set is given in more than one block."""
 
     chunk_size: int
     grad_chunks: int
@@ -35,7 +35,7 @@ class Options:
 
 
 class Batch(Protocol):
-    """Where blocks come from: `sets.partition.InMemory`, or chunks and sources, `sets.chunks.Served`."""
+    """The source of blocks: `sets.partition.InMemory`, or chunks and sources, `sets.chunks.Served`."""
 
     def __len__(self) -> int: ...
 

@@ -3,7 +3,7 @@
     L_i = Σ_j fn(x_ij; inputs)          or the mean over j
 
 A likelihood of the set under a model that was fitted to it (clustering, completion) reads every element again: evaluated at
-once it needs memory for all of them, however small the encoding is. Here it is evaluated chunk by chunk, forward without a
+once it needs memory for all of them, even if the encoding is small. Here it is evaluated chunk by chunk, forward without a
 graph, and recomputed chunk by chunk in the backward pass, with the exact gradient.
 """
 
@@ -35,7 +35,7 @@ def streamed_loss(
     """The loss (B,) of each set: the mean or sum of fn over its elements, with exact gradients and the memory of one chunk.
 
     Args:
-        fn: `fn(*inputs, chunk, mask)` gives the loss of each element: chunk (B, n, ...), mask (B, n), result (B, n). Masked
+        fn: `fn(*inputs, chunk, mask)` returns the loss of each element: chunk (B, n, ...), mask (B, n), result (B, n). Masked
             entries do not count. If fn is a module, its parameters get their gradient.
         sets: Sets in memory, in any layout.
         inputs: Tensors that fn needs and that should get a gradient, such as the parameters that a head predicted.
@@ -94,6 +94,6 @@ def _sum_of(fn: ElementLoss, inputs: Iterable[Tensor], block: Packed) -> Tensor:
     losses = fn(*inputs, block.elements[positions.to(device)], mask)
     if losses.shape != mask.shape:
         raise ShapeError(
-            f"the loss function must give one number for each element, {tuple(mask.shape)}; it gave {tuple(losses.shape)}"
+            f"the loss function must return one number per element, {tuple(mask.shape)}; it returned {tuple(losses.shape)}"
         )
     return losses.masked_fill(~mask, 0.0).sum(1, dtype=accumulator_dtype(device))

@@ -1,4 +1,4 @@
-"""unbiased: only m' drawn chunks of each set go back, weighted so that the expectation is the full gradient.
+"""unbiased: only m' drawn chunks of each set carry the gradient, weighted so that the expectation is the full gradient.
 
     ∂L/∂θ ≈ Σ_drawn C/m' · ∂L/∂state · ∂absorb(phi(chunk))/∂θ          (Willette et al. 2023, corrected: docs/gradients.md)
 

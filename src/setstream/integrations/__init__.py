@@ -1,7 +1,4 @@
-"""The library in the interfaces that people already know: scikit-learn, PyG, ONNX.
-
-Each is imported when it is first touched (`ss.integrations.sklearn`), and needs its own extra.
-"""
+"""Interfaces to scikit-learn, PyG and ONNX, each imported at its first use; each needs its own extra."""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,6 +1,6 @@
-"""A stream on a device that has no PyTorch: three graphs, and the state of nothing::
+"""A stream on a device without PyTorch: three graphs, and the empty state::
 
-    folder/update.onnx     state, chunk (B, n, d)      -> state           n and B as you like, n > 0
+    folder/update.onnx     state, chunk (B, n, d)      -> state           any B, and any n > 0
            merge.onnx      state, other state          -> state
            predict.onnx    state                       -> output          head(finalize(state))
            empty.npz       the state of one set without elements; repeat its rows for more sets
@@ -44,13 +44,13 @@ class _Graph(nn.Module):
 def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str | None = None) -> Path:
     """Write update.onnx, merge.onnx, predict.onnx and empty.npz.
 
-    The head gives a tensor, a dict of tensors, or something that has names for its tensors (`named()`, like a mixture): outputs
-    of predict.onnx are then `output`, `output.means` and the like. `ChunkMean` and pools of your own can be exported if
+    The head returns a tensor, a dict of tensors, or something that names its tensors (`named()`, like a mixture): outputs
+    of predict.onnx are then `output`, `output.means` and the like. `ChunkMean` and your own pools can be exported if
     torch.onnx knows their operators.
 
     Args:
         model: The model; it is exported in eval mode.
-        folder: Where to.
+        folder: The folder to write to.
         elements: (M, ...), an example of elements; one is enough.
         chunks: "average" exports a model that is not consistent, whose answer depends on the chunks that it is given.
     """
@@ -69,7 +69,7 @@ def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's messages about packages that it looks for and about its own names."""
+    """Silence the exporter's messages about missing packages and renamed values."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -96,7 +96,7 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
     output = _answer(model, shown)
     if not all(isinstance(tensor, Tensor) for _, tensor in named_tensors(output)):
         raise ConfigurationError(
-            f"the head gives a {type(output).__name__}; a graph gives tensors: let it give a tensor, a dict of them, or "
+            f"the head returns a {type(output).__name__}; a graph returns tensors: let it return a tensor, a dict of them, or "
             "something whose named() is one"
         )
     results = [name.replace("z", "output", 1) for name, _ in named_tensors(output)]
@@ -114,7 +114,7 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
         return _answer(model, states(tensors))
 
     state, fresh = tuple(shown.values()), [NEW + name for name in names]
-    other = tuple(tensor.clone() for tensor in state)  # the exporter would take one tensor in two places for one input
+    other = tuple(tensor.clone() for tensor in state)  # the exporter would treat one tensor in two places as one input
     graphs: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[str], list[str]]] = {
         "update": (update, (*state, chunk), [*names, CHUNK], fresh),
         "merge": (merge, (*state, *other), [*names, *(OTHER + name for name in names)], fresh),

@@ -2,8 +2,7 @@
 
     z_g = pool({ x_i : index_i = g })          (groups, num_slots * out_dim), or (groups, num_slots, out_dim)
 
-Give them to a `MessagePassing` as aggr=, or read out a batch of graphs with them. `index` need not be sorted, groups may be
-empty.
+Pass them to a `MessagePassing` as aggr=, or use them as a readout of graphs. `index` need not be sorted, groups may be empty.
 """
 
 from typing import Any
@@ -23,11 +22,11 @@ from torch_geometric.nn.aggr import Aggregation  # noqa: E402 - only after the e
 
 
 class PoolAggregation(Aggregation):
-    """Any pool as an aggregation; several results (`ss.Parallel`) stand side by side.
+    """Any pool as an aggregation; several results (`ss.Parallel`) are concatenated.
 
     Args:
         pool: The pool.
-        flatten: Put the slots of a group into one row, as PyG's layers expect it; False keeps (groups, num_slots, out_dim).
+        flatten: Put the slots of a group into one row, as PyG's layers expect; False keeps (groups, num_slots, out_dim).
 
     >>> import torch, setstream as ss
     >>> aggregate = PoolAggregation(ss.Parallel(slots=ss.UMBC(8, num_slots=4), most=ss.DeepSets("max")))
@@ -50,7 +49,7 @@ class PoolAggregation(Aggregation):
         return self.encoder.pool
 
     def reset_parameters(self) -> None:
-        """Draw the weights of all submodules anew that have a `reset_parameters`."""
+        """Reset the weights of all submodules that have a `reset_parameters`."""
         for module in self.pool.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
@@ -76,7 +75,7 @@ class PoolAggregation(Aggregation):
             groups = int(index.max()) + 1 if dim_size is None and len(x) else dim_size or 0
             lengths = torch.bincount(index, minlength=groups)
             if len(lengths) > groups:
-                raise ShapeError(f"index names group {len(lengths) - 1}, and dim_size is {groups}: it must be larger")
+                raise ShapeError(f"index names group {len(lengths) - 1}, but dim_size is {groups}: it must be larger")
             x = x.index_select(0, index.argsort(stable=True))
             ptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         if len(ptr) < 2:

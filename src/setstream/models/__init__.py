@@ -1,1 +1,1 @@
-"""Encoders and models: phi and a pool, a head, streams, the verbs as pure functions, models in folders."""
+"""Encoders (phi and a pool), models with a head, streams, pure functions for compilers, saved models."""

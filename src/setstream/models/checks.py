@@ -1,4 +1,4 @@
-"""What an encoder checks: that phi reads elements one at a time, that elements and features fit, that a state is its own."""
+"""The checks of an encoder: phi reads elements one at a time, elements and features fit, a state belongs to it."""
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ def check_phi(phi: nn.Module) -> None:
     for name, module in phi.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise BatchStatisticsError(
-                f"phi{'.' + name if name else ''} is a {type(module).__name__} that uses the statistics of its batch: each "
-                "chunking would give another answer. Put it in eval mode (encoder.phi.eval() freezes its statistics), or "
+                f"phi{'.' + name if name else ''} is a {type(module).__name__} that uses the statistics of its batch: the "
+                "answer would depend on the chunking. Put it in eval mode (encoder.phi.eval() freezes its statistics), or "
                 "use LayerNorm, GroupNorm or InstanceNorm, which look at one element only."
             )
 
@@ -34,17 +34,17 @@ def element_width(phi: nn.Module) -> int | None:
 
 
 def unreadable(phi: nn.Module, elements: Tensor) -> str | None:
-    """Why phi cannot read these elements, if its first layer takes another width."""
+    """The error text if phi's first layer takes another width than these elements have."""
     width = element_width(phi)
     if width is not None and elements.dim() == 1:
-        return f"{wrong_width('phi', width, 'the elements that came', ())}: they are single numbers. {ONE_SET}"
+        return f"{wrong_width('phi', width, 'the given elements', ())}: they are single numbers. {ONE_SET}"
     if width is not None and elements.shape[-1] != width:
-        return wrong_width("phi", width, f"the {len(elements)} elements that came", tuple(elements.shape[1:]))
+        return wrong_width("phi", width, f"the {len(elements)} given elements", tuple(elements.shape[1:]))
     return None
 
 
 def non_finite(elements: Tensor) -> NonFiniteError:
-    """The error for elements of which some hold NaN or infinity."""
+    """The error for elements that contain NaN or infinity."""
     bad = ~torch.isfinite(elements.detach()).flatten(1).all(1) if elements.dim() > 1 else ~torch.isfinite(elements)
     return NonFiniteError(
         f"{int(bad.sum())} of {len(elements)} elements hold NaN or infinity (first: element {int(bad.int().argmax())} "
@@ -53,14 +53,14 @@ def non_finite(elements: Tensor) -> NonFiniteError:
 
 
 def check_features(phi: nn.Module, elements: Tensor, features: object, in_dim: int | None) -> None:
-    """Raise ShapeError unless phi gave one feature vector of width `in_dim` (None: of any width) per element."""
+    """Raise ShapeError unless phi returned one feature vector of width `in_dim` (None: of any width) per element."""
     if not isinstance(features, Tensor):
-        raise ShapeError(f"phi must give a tensor ({len(elements)}, {in_dim or 'D'}); it gave a {type(features).__name__}")
+        raise ShapeError(f"phi must return a tensor ({len(elements)}, {in_dim or 'D'}); it returned {type(features).__name__}")
     if features.dim() != 2 or len(features) != len(elements) or in_dim not in (None, features.shape[-1]):
         raise ShapeError(
             (unreadable(phi, elements) if elements.dim() == 1 else None)
             or f"phi must turn elements {tuple(elements.shape)} into features ({len(elements)}, {in_dim or 'D'}), the "
-            f"pool's in_dim; it gave {tuple(features.shape)}"
+            f"pool's in_dim; it returned {tuple(features.shape)}"
         )
 
 
@@ -69,10 +69,10 @@ def check_accumulators(state: State, example: State) -> None:
     state.accumulators = read_as(state.accumulators, example.accumulators)
     if state.kinds() != example.kinds():
         hint = " Was it made in training mode, with drawn slots?" * state.has_draw
-        raise MismatchError(f"the state has the parts {state.kinds()}, and states of this encoder {example.kinds()}.{hint}")
+        raise MismatchError(f"the state has the parts {state.kinds()}, but states of this encoder {example.kinds()}.{hint}")
     tensors, known = state.tensors(), example.tensors()
     if tensors.keys() != known.keys():
-        raise MismatchError(f"the state holds {sorted(tensors)}, and states of this encoder {sorted(known)}")
+        raise MismatchError(f"the state holds {sorted(tensors)}, but states of this encoder {sorted(known)}")
     for name, tensor in tensors.items():
         any_width = not example.count.any() and 1 in known[name].shape[1:]  # the example has not seen an element
         floats = known[name].is_floating_point()
@@ -80,4 +80,4 @@ def check_accumulators(state: State, example: State) -> None:
         if len(tensor) != len(state) or not (any_width or fits(state, tensor, known[name])) or not same_type:
             kind, shape = str(tensor.dtype).removeprefix("torch."), (len(state), *known[name].shape[1:])
             wanted = "float" if floats else str(known[name].dtype).removeprefix("torch.")
-            raise MismatchError(f"{name} is {kind} {tuple(tensor.shape)}, and {wanted} {shape} in states of this encoder")
+            raise MismatchError(f"{name} is {kind} {tuple(tensor.shape)}, but {wanted} {shape} in states of this encoder")

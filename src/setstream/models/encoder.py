@@ -36,12 +36,12 @@ def all_finite(x: Tensor) -> bool:
 class SetEncoder(Pretrained, nn.Module):
     """Encode sets of any size, in any chunks: z = pool({phi(x) : x in set}).
 
-    Elements may be vectors, images or token ids. Chunks and sets come in any layout of `setstream.sets.layout`: (B, n, ...)
+    Elements may be vectors, images or token ids. Chunks and sets may have any layout of `setstream.sets.layout`: (B, n, ...)
     with an optional mask, a list of B tensors, or a pair (x, ptr).
 
     Args:
         phi: Any module that treats elements independently, from (M, ...) elements to (M, in_dim) features.
-        pool: What makes a set of features one encoding.
+        pool: Turns a set of features into one encoding.
         check_finite: Raise NonFiniteError if a chunk or an encoding contains NaN or infinity.
         cast_input: Convert elements to phi's dtype; not integers if phi holds an embedding.
 
@@ -57,7 +57,7 @@ class SetEncoder(Pretrained, nn.Module):
         (torch.Size([3, 4, 16]), True)
     """
 
-    #: Attributes that do not change what is computed; a module of yours may have such a list of its own.
+    #: Attributes that do not change what is computed; your own modules may have such a list, too.
     not_in_fingerprint: ClassVar[tuple[str, ...]] = ("check_finite", "cast_input", "_origin", "_built")
 
     def __init__(self, phi: nn.Module, pool: Pool, *, check_finite: bool = True, cast_input: bool = True) -> None:
@@ -67,7 +67,7 @@ class SetEncoder(Pretrained, nn.Module):
         if not isinstance(pool, Pool):
             raise ConfigurationError(
                 f"pool must be an ss.Pool (UMBC, DeepSets, ...); got {type(pool).__name__}. A set function that needs all its "
-                "input goes behind a pool as the head of a SetModel, or into ss.ChunkMean."
+                "input can be the head of a SetModel, after a pool, or go into ss.ChunkMean."
             )
         self.phi = phi
         self.pool = pool
@@ -79,7 +79,7 @@ class SetEncoder(Pretrained, nn.Module):
         """The state of `batch` sets that have no elements yet: the zero of `+`.
 
         In training mode, pools with random slots draw them here, once for each set and pass. Start every chunk of a pass
-        from the same empty state (or from None and go on with what `update` gives), and all chunks share the draw.
+        from the same empty state (or from None, and go on with what `update` returns): all chunks then share the draw.
         """
         if batch < 1:
             raise ShapeError(f"a state holds at least one set; got batch = {batch}")
@@ -89,13 +89,13 @@ class SetEncoder(Pretrained, nn.Module):
         """The state after the elements of `chunk` have been added to its sets.
 
         Args:
-            state: Of this encoder, with as many sets as the chunk; None begins a new one.
+            state: A state of this encoder with as many sets as the chunk; None begins a new one.
             chunk: Elements in any layout.
             mask: (B, n), True for real elements.
-            chunks: "average" lets a pool that is not consistent take a set in several chunks.
+            chunks: "average" lets a pool that is not consistent read a set in several chunks.
 
         Raises:
-            ConsistencyError: If a set comes in several chunks and the pool is not consistent.
+            ConsistencyError: If a set is given in several chunks and the pool is not consistent.
         """
         return self._update(state, pack(chunk, mask), chunks)
 
@@ -164,7 +164,7 @@ class SetEncoder(Pretrained, nn.Module):
         checks.check_features(self.phi, elements, features, self.pool.in_dim)
         if self.check_finite and not all_finite(features):
             raise NonFiniteError(
-                "phi made NaN or infinity of finite elements: it overflows, or takes a logarithm it should not. Nothing was "
+                "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
                 "added to any state; check_finite=False switches this check off."
             )
         return features if features.is_floating_point() else features.to(self._feature_dtype())
@@ -224,10 +224,10 @@ class SetEncoder(Pretrained, nn.Module):
         return z
 
     def check_state(self, state: State) -> None:
-        """Raise unless this encoder, with these weights, made the state.
+        """Raise an error unless this encoder, with these weights, made the state.
 
         A state from outside may have been edited, so a matching fingerprint alone is not enough: its accumulators, shapes and
-        types are compared, too. (Values that no elements give are refused when a state is read: StateFormatError.)
+        types are compared, too. (Impossible values raise StateFormatError when a state is read.)
 
         Raises:
             MismatchError: For a state of another encoder, or with other accumulators, shapes or types.
@@ -247,7 +247,7 @@ class SetEncoder(Pretrained, nn.Module):
             )
         if state.origin.loaded:
             checks.check_accumulators(state, self._example())
-        state.origin = origin  # equal: from now on one pointer comparison tells so
+        state.origin = origin  # equal: from now on one comparison of pointers is enough
 
     @torch.no_grad()
     def _example(self) -> State:
@@ -264,12 +264,12 @@ class SetEncoder(Pretrained, nn.Module):
         return cache[key]
 
     def _feature_width(self) -> int | None:
-        """The width of phi's features, if phi tells it without elements: of the states of pools that take any width."""
+        """The width of phi's features, if phi runs without elements: for the states of pools that take any width."""
         cache = _cache.setdefault(self.origin, {})
         if "width" not in cache:
             cache["width"], width = None, self.width()
             if width is not None:
-                with torch.no_grad(), suppress(Exception):  # a phi of a user's own may fail without elements
+                with torch.no_grad(), suppress(Exception):  # a user's phi may fail without elements
                     nothing = torch.zeros(0, width, dtype=self._feature_dtype(), device=self.device)
                     cache["width"] = int(self.phi(nothing).shape[-1])
         return cache["width"]
@@ -294,13 +294,13 @@ class SetEncoder(Pretrained, nn.Module):
 
     @property
     def device(self) -> torch.device | None:
-        """The device of the weights; None if there are none, and elements on any device are read."""
+        """The device of the weights; None if there are none: elements may then be on any device."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         return None if tensor is None else tensor.device
 
     @property
     def origin(self) -> Origin:
-        """The structure and weights of this moment, by which states know their encoder."""
+        """The current structure and weights, which identify the encoder of a state."""
         if self._origin is None or not self._origin.current():
             self._origin = Origin(self)
         return self._origin

@@ -1,4 +1,4 @@
-"""The three verbs as pure functions on plain tensors: what compilers and exporters can read::
+"""The methods of an encoder as pure functions on plain tensors, for compilers and exporters::
 
     tensors = empty(encoder, batch, elements)      {"pooled.numerator": (B, ...), ..., "count": (B,)}
     tensors = update(encoder, tensors, chunk)      chunk (B, n, ...), n > 0, dense
@@ -6,7 +6,7 @@
     z       = finalize(encoder, tensors)
 
 Nothing here looks at numbers: no check for NaN, no fingerprint, no comparison of draws. `torch.compile(update, fullgraph=True)`
-is one graph, and so is `torch.export`. `to_tensors` and `to_state` lead from a `State` to its tensors and back.
+is one graph, and so is `torch.export`. `to_tensors` and `to_state` convert a `State` to its tensors and back.
 """
 
 from typing import Any
@@ -75,7 +75,7 @@ def update(
     state = _state(encoder, tensors)
     batch, size = chunk.shape[:2]
     features = encoder.phi(encoder.cast(chunk.flatten(0, 1))).unflatten(0, (batch, size))
-    if mask is not None:  # padding may hold anything, NaN too
+    if mask is not None:  # padding may be anything, even NaN
         features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
     parts = encoder.pool.accumulate(encoder.pool.prepare(state), features, mask)
     seen = torch.full_like(state.count, size) if mask is None else mask.sum(1)
@@ -83,7 +83,7 @@ def update(
 
 
 def merge(encoder: SetEncoder, a: Tensors, b: Tensors, *, chunks: str | None = None) -> Tensors:
-    """The tensors of both together. What a training pass has drawn must be the same in both: nothing here compares it."""
+    """The tensors of both together. Both must have the same random draw of a training pass, which is not checked."""
     _check_consistent(encoder, chunks)
     other = _state(encoder, b)
     return _merged(_state(encoder, a), other.accumulators, other.count)
@@ -102,7 +102,7 @@ def to_tensors(state: State) -> Tensors:
 
 
 def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
-    """The state of the encoder that these tensors are: to save, to merge with others, to stream on."""
+    """The state of the encoder with these tensors, to save, merge or continue."""
     if COUNT not in tensors:
         raise ShapeError(f"the tensors of a state have a {COUNT!r}; these are {', '.join(tensors) or 'none'}")
     state = State(_state(encoder, tensors).accumulators, tensors[COUNT], Origin(None, encoder.origin.fingerprint))
@@ -132,4 +132,4 @@ def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tenso
         for name, part in state.accumulators.items()
     }
     tensors = to_tensors(State(merged, state.count + count))
-    return {name: tensors[name] for name in to_tensors(state)}  # in the order that came
+    return {name: tensors[name] for name in to_tensors(state)}  # in the original order

@@ -18,8 +18,8 @@ from setstream.states.state import State
 class SetModel(Pretrained, nn.Module):
     """An encoder and a head: y = head(encoder(set)).
 
-    `head` is any module on what the pool gives, (B, num_slots, out_dim): a Set Transformer, a BERT, an MLP. However the set was
-    cut, the head sees the same slots, so the model is as consistent as its encoder.
+    `head` is any module on the pool's output, (B, num_slots, out_dim): a Set Transformer, a BERT, an MLP. The head sees the
+    same slots for every way of cutting the set, so the model is as consistent as its encoder.
 
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(2, 16), ss.UMBC(16, num_slots=4, out_dim=16))
@@ -38,7 +38,7 @@ class SetModel(Pretrained, nn.Module):
         return self.head(self.encoder(sets, mask))
 
     def finalize(self, state: State, *, chunks: str | None = None) -> Any:
-        """The head's output for a state of the encoder; `chunks` as `SetEncoder.update` has it."""
+        """The head's output for a state of the encoder; `chunks` as in `SetEncoder.update`."""
         z = self.encoder.finalize(state, chunks=chunks)
         try:
             return self.head(z)
@@ -51,5 +51,5 @@ class SetModel(Pretrained, nn.Module):
             ) from error
 
     def stream(self, *, chunks: str | None = None) -> SetStream:
-        """A stream that is fed as elements arrive and predicts with this model at any time; `chunks` as in `SetStream`."""
+        """A stream to which elements are added as they arrive, and which predicts at any time; `chunks` as in `SetStream`."""
         return SetStream(self, chunks=chunks)

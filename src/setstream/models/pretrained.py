@@ -1,13 +1,13 @@
-"""Models in folders, as Hugging Face has them.
+"""Saved models: folders in the layout of Hugging Face.
 
     folder/config.json          how the model is built: {"builder": "package.module:name", "options": {...}, ...}
            model.safetensors    its weights
 
 A model is described by the function that builds it and its options, never by pickled code. Our builders are entries of a
-`MODELS` mapping, like `setstream.tasks.mil.models:MODELS[ab-mil]`; models from `task.build` and `from_pretrained` know theirs.
-Any function of yours in a module can be a builder. It is called again only if you name it again, and so is a backbone of yours
-that the options name: a config.json from elsewhere must not choose what code is run (`setstream._utils.import_path`), nor how
-much memory is used (`setstream.models.weights`).
+`MODELS` mapping, like `setstream.tasks.mil.models:MODELS[ab-mil]`; models of `task.build` and `from_pretrained` know theirs.
+Any function in a module can be a builder. Your own builders and backbones are called only if you name them again: a config.json
+from elsewhere must not choose what code is run (`setstream._utils.import_path`), nor how much memory is used
+(`setstream.models.weights`).
 """
 
 import json
@@ -37,11 +37,11 @@ Builder = str | Callable[..., nn.Module]
 class Pretrained:
     """`save_pretrained`, `from_pretrained` and `push_to_hub` for a module."""
 
-    #: (import path of the builder, its options), if they are known; no part of what the module computes.
+    #: (import path of the builder, its options), if they are known; they do not change what the module computes.
     _built: tuple[str, dict[str, Any]] | None = None
 
     def remember(self, builder: Builder, options: dict[str, Any]) -> Self:
-        """Remember how this module was built, so that it can be saved without saying so again."""
+        """Remember how this module was built, so that it can be saved without naming its builder."""
         try:
             plain = json.loads(json.dumps(options))
         except (TypeError, ValueError) as error:
@@ -66,11 +66,11 @@ class Pretrained:
         """Write config.json and model.safetensors into a folder.
 
         Args:
-            folder: Where to.
-            builder: `builder(**options)` gives this model with other weights; needed unless the model knows it.
-            options: Of the builder.
+            folder: The folder to write to.
+            builder: `builder(**options)` returns this model with other weights; needed unless the model knows it.
+            options: Options of the builder.
             about: Anything else for config.json: steps, scores, a licence.
-            dtype: Of the weights in the file, torch.float16 to halve it; None: as they are.
+            dtype: The dtype of the weights in the file, torch.float16 to halve it; None: as they are.
 
         Example:
             >>> import setstream as ss
@@ -89,8 +89,8 @@ class Pretrained:
             raise ConfigurationError("options without a builder: name the function that takes them (builder=)")
         if self._built is None:
             raise ConfigurationError(
-                "it is not known how to build this model again: a model is saved as the function that builds it, and its "
-                "options. Give save_pretrained(folder, builder=function, options={...}) a function of a module of yours, or "
+                "the builder of this model is not known: a model is saved as the function that builds it, and its "
+                "options. Give save_pretrained(folder, builder=function, options={...}) a function in one of your modules, or "
                 "build the model by name, with task.build(name, **options)"
             )
         place, known = self._built
@@ -115,8 +115,8 @@ class Pretrained:
         Args:
             place: A folder, or an id on the hub, `owner/name` (extra `hub`).
             builder: Your own function, instead of the one that config.json names.
-            trust: Import paths, package.module:name, that config.json may name although they are no part of setstream.
-            revision: Of a model on the hub.
+            trust: Import paths outside setstream, package.module:name, that config.json may name.
+            revision: The revision of a model on the hub.
         """
         folder = _folder(place, revision)
         config = _read(folder)
@@ -129,7 +129,7 @@ class Pretrained:
         with torch.random.fork_rng(), named_by_file(folder / CONFIG, trust):
             model: Any = load_model(build, options, folder / WEIGHTS, trusted=bool(make or trust))
         if not isinstance(model, cls):
-            raise ConfigurationError(f"{named} builds a {type(model).__name__}; a {cls.__name__} was asked for")
+            raise ConfigurationError(f"{named} builds a {type(model).__name__}; expected a {cls.__name__}")
         model._built = (named, options)
         return model
 

@@ -1,9 +1,9 @@
-"""SetStream: a model that is fed as elements arrive.
+"""SetStream: online use of a model, as elements arrive.
 
     state ← state + absorb(phi(chunk))       at each update
     y     = head(finalize(state))            at each predict, of everything seen so far
 
-Constant memory, whatever has gone through; the prediction does not depend on the order or the size of the chunks.
+Memory is constant; the prediction does not depend on the order or the size of the chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode and no graph inside; each submodule gets its own mode back afterwards."""
+    """Eval mode and no graph inside; the mode of each submodule is restored afterwards."""
     training = [child for child in module.modules() if child.training]
     for child in training:
         child.training = False
@@ -39,14 +39,14 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class SetStream:
-    """Online use of a SetModel: feed chunks, ask for the prediction at any time.
+    """Online use of a SetModel: add chunks, get the prediction at any time.
 
     Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
 
     Args:
         model: The model that predicts.
-        chunks: "average" lets a model that is not consistent average over the chunks that it is fed; otherwise its second
-            chunk is a ConsistencyError.
+        chunks: "average" lets a model that is not consistent average over its chunks; otherwise a second chunk is a
+            ConsistencyError.
 
     Example:
         >>> import torch, setstream as ss
@@ -67,7 +67,7 @@ class SetStream:
     def __init__(self, model: SetModel, *, chunks: str | None = None) -> None:
         self.model, self.chunks = model, chunks
         with evaluating(model):
-            #: What is known of the elements so far. Assign a loaded state to go on where another process stopped.
+            #: The state of the elements so far. Assign a loaded state to continue where another process stopped.
             self.state: State = model.encoder.empty(1)
         self._first = self.state
 
@@ -76,7 +76,7 @@ class SetStream:
         self.state = self._after(None if self._new() else self.state, chunk, mask)
 
     def remove(self, chunk: Sets, mask: Tensor | None = None) -> None:
-        """Take out elements that were added before: with `update`, a sliding window. See `State.remove` for its limits."""
+        """Remove elements that were added before: with `update`, a sliding window. See `State.remove` for its limits."""
         self.state = self.state - self._after(None, chunk, mask)
 
     def decay(self, factor: float) -> None:
@@ -85,11 +85,11 @@ class SetStream:
 
     def forget(self, factor: float) -> None:
         """Deprecated name of `decay`."""
-        warnings.warn("SetStream.forget is now SetStream.decay; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+        warnings.warn("SetStream.forget is now decay; the old name is removed in 0.3", DeprecationWarning, stacklevel=2)
         self.decay(factor)
 
     def merge(self, other: SetStream | State) -> None:
-        """Add what another stream of the same model has seen."""
+        """Add the elements of another stream of the same model."""
         state = other.state if isinstance(other, SetStream) else other
         if state is self.state and bool(state.count.any()):
             raise MismatchError("a stream cannot be merged into itself: every element would count twice")
@@ -98,7 +98,7 @@ class SetStream:
             if isinstance(other, SetStream) and other._new():
                 return
             if bool(state.count.any()):
-                self.model.finalize(state, chunks=self.chunks)  # what cannot be read alone would never be read again
+                self.model.finalize(state, chunks=self.chunks)  # an unreadable state would make this one unreadable
             self.state = state if self._new() else self.model.encoder.merge(self.state, state, chunks=self.chunks)
 
     def predict(self) -> Any:

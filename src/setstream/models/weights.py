@@ -1,6 +1,6 @@
 """The weights of a module as safetensors, and models that a file describes.
 
-A file can ask for any sizes. So a model is first built on torch's meta device, which takes no memory, and for real only if the
+A file can name any sizes. So a model is first built on torch's meta device, which takes no memory, and for real only if the
 names and shapes of its tensors are those in the header of the weights: what is allocated is then no larger than the file.
 """
 
@@ -24,15 +24,12 @@ from setstream.errors import ConfigurationError, SetstreamError
 Module = TypeVar("Module", bound=nn.Module)
 #: The largest number among the options of a file that need not be the size of a tensor.
 LARGEST_OPTION = 4096
-#: The numbers in tensors of a model that are not in the file of its weights.
+#: The most numbers in tensors of a model that are not in the file of its weights.
 MOST_UNSAVED = 10**7
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype | None = None) -> None:
-    """Write the weights, at once, floating-point ones in `dtype` (None: as they are).
-
-    Tensors that share memory are stored once for each name.
-    """
+    """Write the weights atomically, floating-point ones in `dtype` (None: as they are); shared tensors once per name."""
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
     if dtype is not None:
         tensors = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -45,7 +42,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype | None = None)
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load weights, or say which do not fit. They take the dtypes that the model has."""
+    """Load weights in the model's dtypes; the error says which do not fit."""
     try:
         load_tensors(model, load_file(path), path)
     except (SafetensorError, OSError) as error:
@@ -53,7 +50,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def load_tensors(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Put the tensors of a file into a module, all of them into all of it, or say which do not fit."""
+    """Load all tensors of a file into a module that has exactly these; the error says which do not fit."""
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -81,7 +78,7 @@ def load_model(build: Callable[[], Module], options: dict[str, Any], path: Path,
     widest = max((size for shape in shapes.values() for size in shape), default=0)
     for name, value in [] if trusted else _whole_numbers(options):
         if value > max(widest, LARGEST_OPTION):
-            raise _unfit(path, f"{name} = {value} asks for a larger model, the widest tensor has {widest} rows or columns")
+            raise _unfit(path, f"{name} = {value} needs a larger model, the widest tensor has {widest} rows or columns")
     described = None
     with suppress(Exception) if trusted else building(options), _at_most(10 * len(shapes) + 1000, path):
         described = on_meta(build)
@@ -105,7 +102,7 @@ def building(options: dict[str, Any]) -> Iterator[None]:
 
 
 class _NotRandom(TorchFunctionMode):
-    """Leave out normal numbers: on the meta device they are none, and the first of them imports sympy, which takes a second."""
+    """Skip drawing normal numbers: the meta device has no values, and the first draw imports sympy, which takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -118,7 +115,7 @@ class _NotRandom(TorchFunctionMode):
 
 
 def on_meta(build: Callable[[], Module]) -> Module:
-    """What `build` gives, with shapes and without memory."""
+    """The module of `build` on the meta device: shapes without memory."""
     with torch.device("meta"), _NotRandom():
         return build()
 
@@ -146,7 +143,7 @@ def _whole_numbers(options: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _at_most(parameters: int, path: Path) -> Iterator[None]:
-    """Raise ConfigurationError as soon as this thread has built modules with more parameters: on meta, they still cost."""
+    """Raise ConfigurationError once this thread has built modules with more parameters: even on meta they take memory."""
     thread, numbers = get_ident(), count(1)
 
     def registered(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

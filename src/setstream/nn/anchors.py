@@ -1,10 +1,10 @@
-"""Attention that begins near anchors: a query reads what is like it, before anything is learned.
+"""Initialise attention near anchors: before training, a query attends to the elements most like it.
 
     l_h = s_h ⟨a, x⟩                  the logit of head h of an anchor a and an element x, over their first `used` numbers
 
 With random projections, queries differ by noise, attend to all elements alike and see the mean of a set; what tells them apart
 has to be learned through that mean. Where a space is known in which near elements belong together (places of an image, vectors
-of words), slots may as well begin spread over it. This is only a beginning: all of it learns on.
+of words), slots can start spread over it. This is only an initialisation: all of it is trained.
 """
 
 import torch
@@ -24,7 +24,7 @@ def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> No
     # A square root for each of the two; attention divides by the root of a head's width.
     scales = (sizes * width**0.5).sqrt().view(-1, 1, 1)  # (H, 1, 1)
     query.weight.copy_((scales * torch.eye(width, used)).flatten(0, 1))
-    # The rest of a head: nothing comes from the query yet, and the key keeps what it has, so that the query can learn.
+    # The rest of a head: the query starts at zero, and the key keeps its values, so that the query gets a gradient.
     by_head = key.weight.view(len(sizes), width, -1)
     by_head[:, :used] = scales * torch.eye(used, key.in_features)
     if "bias" in dict(key.named_parameters()):

@@ -2,8 +2,7 @@
 
     Multihead(Q, X) = [softmax(Q_h K_hᵀ / √(d/H)) V_h]_h Wo,     Q_h, K_h, V_h: heads of Q Wq, X Wk, X Wv
 
-Scaled by the width of a head. A set without real elements gives zeros, and what lies under the mask does not matter, NaN
-included.
+Scaled by the width of a head. A set without real elements gives zeros. Masked elements do not matter, even if they are NaN.
 """
 
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError, MaskError, ShapeError
 
 
-def check_set(x: Tensor, dim: int, mask: Tensor | None, who: nn.Module) -> Tensor:
+def check_set(x: Tensor, dim: int, mask: Tensor | None, module: nn.Module) -> Tensor:
     """X (B, N, dim) with zeros where masked; an error that names the module if the shapes do not fit."""
-    name = type(who).__name__
+    name = type(module).__name__
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ShapeError(f"{name} takes sets of shape (B, N, {dim}); got {tuple(x.shape)}")
     if mask is None:
@@ -28,7 +27,7 @@ def check_set(x: Tensor, dim: int, mask: Tensor | None, who: nn.Module) -> Tenso
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Heads must divide dim."""
+    """Raise ConfigurationError unless heads divide dim."""
     if heads < 1 or dim % heads:
         raise ConfigurationError(f"heads must divide dim; got dim = {dim} and heads = {heads}")
 

@@ -32,7 +32,7 @@ SMALLEST_VARIANCE = 1e-6
 
 
 class DiffEM(nn.Module):
-    """Differentiable EM pooling: (B, N, dim) to (B, out_dim), out_dim as the formula above has it.
+    """Differentiable EM pooling: (B, N, dim) to (B, out_dim), with `out_dim` as in the formula above.
 
     >>> import torch, setstream as ss
     >>> pool = ss.nn.DiffEM(128, heads=1, components=5)
@@ -79,7 +79,7 @@ class DiffEM(nn.Module):
         """MAP-EM: weights (B, H, p), means and variances (B, H, p, d), mean log-likelihood (B, H) of the fit."""
         batch, size = x.shape[:2]
         count = (x.new_full((batch, 1), size) if mask is None else mask.sum(1, keepdim=True)).clamp(min=1)
-        # Everything moves with the set: around its mean, differences of squares lose the fewest digits.
+        # EM is shift-equivariant: around the set's mean, differences of squares lose the fewest digits.
         centre = (x.detach().sum(1) / count)[:, None, None]  # (B, 1, 1, d)
         x = x - centre[:, 0]
         anchors, spread = self.means.to(x.dtype) - centre, F.softplus(self.raw_variances.to(x.dtype))  # (B, H, p, d), (H, p, d)

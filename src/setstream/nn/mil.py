@@ -68,10 +68,7 @@ class DSMIL(nn.Module):
         return (logits, weights) if return_attention else logits
 
     def streams(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the instance stream and of the bag stream, (B, C) each, and the weights (B, N, C).
-
-        A set without elements has no critical instance: its instance logits are zero.
-        """
+        """Logits (B, C) of the instance stream (zero for an empty set) and of the bag stream, and the weights (B, N, C)."""
         x = check_set(x, self.dim, mask, self)
         batch, size = x.shape[:2]
         if not size:

@@ -1,4 +1,4 @@
-"""The small network that stands in front of a pool, or behind it: Linear, ReLU, Linear, ReLU, ..."""
+"""The small network before or after a pool: Linear, ReLU, Linear, ReLU, ..."""
 
 from itertools import pairwise
 
@@ -20,9 +20,9 @@ def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
 
 
 def initialise(module: nn.Module, init: str) -> None:
-    """Begin the linear layers of a module as `init` says: torch's way, or std √(2 / inputs) and no bias for "he".
+    """Initialise the linear layers of a module: torch's way, or std √(2 / inputs) and no bias for "he".
 
-    Torch's lets features shrink from layer to layer: behind four of them they are nearly equal, and attended to alike.
+    With torch's, features shrink from layer to layer: after four layers they are nearly equal, and so is attention to them.
     """
     if init not in INITS:
         raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")

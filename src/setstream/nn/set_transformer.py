@@ -3,11 +3,11 @@
     MAB(X, Y)  = LN(H + ReLU(H W)),   H = LN(X + Multihead(X, Y))           LN optional
     SAB(X)     = MAB(X, X)                                                  every element sees every other: O(N²)
     ISAB(X)    = MAB(X, MAB(I, X))                                          through m inducing points I: O(N m)
-    PMA(X)     = MAB(S, X)                                                  k seeds S read the set
+    PMA(X)     = MAB(S, X)                                                  k seeds S attend to the set
     SetTransformer(X) = W · SAB(... PMA(SAB(... X)))
 
 Lee et al., "Set Transformer: A Framework for Attention-based Permutation-Invariant Neural Networks", ICML 2019.
-These need their whole input, so they stand behind a pool, on its few slots.
+These need their whole input, so use them after a pool, on its few slots.
 """
 
 import torch
@@ -101,7 +101,7 @@ class SetTransformer(nn.Module):
 
     Args:
         dim: Width of the blocks.
-        heads: Of each attention; they divide dim.
+        heads: Heads of each attention; they must divide dim.
         in_dim: Width of the elements, if it is not dim: a linear layer comes first.
         out_dim: Width of the output, if it is not dim: a linear layer comes last.
         num_blocks: SABs before the pooling; ISABs if num_inducing is given.
@@ -109,7 +109,7 @@ class SetTransformer(nn.Module):
         num_seeds: Rows of the output.
         num_after: SABs after the pooling, in which seeds attend to each other; by default one, and none for a single seed.
         layer_norm: Normalise after each attention and each layer.
-        dropout: Before and after the pooling.
+        dropout: Dropout before and after the pooling.
 
     >>> import torch, setstream as ss
     >>> ss.nn.SetTransformer(16, in_dim=2, num_seeds=4, out_dim=5)(torch.randn(3, 100, 2)).shape

@@ -19,7 +19,7 @@ from setstream.sets.source import ArraySource, SetSource
 
 
 class Standardise(nn.Module):
-    """(x - mean) / scale, feature by feature: the first layer of a phi whose features come in units of their own.
+    """(x - mean) / scale, feature by feature: the first layer of a phi for features in different units.
 
     >>> import torch, setstream as ss
     >>> sets = [torch.randn(50, 2) * torch.tensor([1000.0, 0.01]), torch.randn(7, 2)]
@@ -45,7 +45,7 @@ class Standardise(nn.Module):
             if tuple(one.shape) != self.mean.shape:
                 raise ShapeError(wrong_width("Standardise", len(self.mean), f"those of set {number}", tuple(one.shape)))
         if not any(map(len, sources)):
-            raise ShapeError(f"mean and scale need elements; the {len(sources)} sets that came have none")
+            raise ShapeError(f"mean and scale need elements; the {len(sources)} given sets have none")
         mean, scale = mean_and_scale(sources, len(self.mean), chunk_size)
         self.mean.copy_(mean)
         self.scale.copy_(scale)
@@ -59,10 +59,7 @@ class Standardise(nn.Module):
 
 
 def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature over all elements of all sets, in float32; scale 1 where a feature is constant.
-
-    NonFiniteError where there is NaN or infinity.
-    """
+    """Mean and deviation of each feature over all sets, in float32, scale 1 if constant; NonFiniteError for NaN or infinity."""
     count, mean, moment = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for chunk in _together(sets, chunk_size):
         added = len(chunk)

@@ -1,4 +1,4 @@
-"""What can be streamed: pools whose states add up, one operator a file."""
+"""Pools whose states add up, so that sets can be streamed; one module per pool."""
 
 from setstream.pools.activations import ACTIVATIONS, Activation
 from setstream.pools.chunk_mean import ChunkMean

@@ -1,4 +1,4 @@
-"""How logits become weights: the five activations of the paper, and yours::
+"""From logits to weights: the five activations of the paper, and your own::
 
     a = weigh(l)      l (..., K, n): logits of n elements in K slots;  a > 0: their weights before any sum over the set
 
@@ -7,11 +7,11 @@
     sigmoid        σ(l_ij)                                   yes
     slot-softmax   exp(l_ij) / Σ_i exp(l_ij)                 yes
     slot-exp       exp(l_ij - max_i l_ij)                    yes
-    slot-sigmoid   σ(l_ij) / Σ_i σ(l_ij)                     no: a sum, as the paper's table has it (an option)
+    slot-sigmoid   σ(l_ij) / Σ_i σ(l_ij)                     no: a sum, as in the paper's table (an option)
 
 An element's weights may depend on its logits in all slots, never on another element: that alone makes every partition
 of the set give the same sums. All five are computed as log-weights: with a running maximum over the set no logit
-overflows and no slot dies of underflow, whatever the size of the logits.
+overflows and no slot underflows, for logits of any size.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from setstream.errors import ConfigurationError
 class Activation:
     """A strictly positive function of the logits, element by element.
 
-    A function that mixes elements (a softmax over the last axis, say) or gives negative weights is a ConfigurationError.
+    A function that mixes elements (such as a softmax over the last axis) or gives negative weights is a ConfigurationError.
 
     Attributes:
         name: for error messages and fingerprints.
@@ -53,7 +53,7 @@ class Activation:
     normalise: bool = True
 
     def __post_init__(self) -> None:
-        with torch.device("cpu"):  # its values are needed, whatever the default device
+        with torch.device("cpu"):  # its values are needed, on any default device
             logits = torch.linspace(-8.0, 8.0, 24, dtype=torch.float64)[torch.arange(24) * 7 % 24].reshape(4, 6)
         with torch.no_grad():
             weights = self.weigh(logits.clone())
@@ -103,7 +103,7 @@ ACTIVATIONS = {
 
 
 def resolve(activation: str | Activation, normalise: bool | None = None) -> Activation:
-    """The activation of that name, or the user's own; `normalise` overrides its default."""
+    """The activation with this name, or the user's own; `normalise` overrides its default."""
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What a pool must do so that an encoder can stream through it::
+"""The base of all pools: what an encoder needs to stream through a pool::
 
     empty_accumulators   batch              -> accumulators     the zero of `+`
     draw_accumulators    batch              -> accumulators     what is drawn at random for the pass
@@ -6,7 +6,7 @@
     accumulate           context, features  -> accumulators     of one chunk alone; they merge by their own law
     finalize             State              -> z                once per set
 
-A pool of your own defines these and nothing else; that a set may be cut anywhere follows.
+Your own pool defines these and nothing else; it can then read sets in any chunks.
 """
 
 import warnings
@@ -22,14 +22,14 @@ from setstream.states.state import State
 
 Context = dict[str, Tensor]
 
-#: Methods of pools by the names that they had in 0.1.
+#: Methods of pools by their names in 0.1.
 RENAMED = {"empty_parts": "empty_accumulators", "draw_parts": "draw_accumulators", "absorb_parts": "accumulate"}
 #: What callers pass as `chunks` to average a pool that is not consistent over the chunks of a set.
 AVERAGE = "average"
 
 
 def select_sets(context: Context, rows: list[int] | slice) -> Context:
-    """The context of some sets of the batch. What is the same for all sets has batch size one and stays."""
+    """The context of some sets of the batch. Tensors that are the same for all sets have batch size one and stay."""
     return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in context.items()}
 
 
@@ -61,16 +61,16 @@ class Pool(nn.Module):
     tensor([[2.]])
     """
 
-    #: Width of the features that it takes; None when any will do.
+    #: Width of the features that it takes; None: any width.
     in_dim: int | None = None
-    #: Whether every partition of a set gives the same answer. A pool that says no overrides `chunks_seen`, too.
+    #: Whether every partition of a set gives the same answer. A pool with False overrides `chunks_seen`, too.
     consistent: bool = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for old, new in RENAMED.items():
             if old in vars(cls):
-                message = f"{cls.__qualname__}.{old} is now {new}; the old name goes with 0.3"
+                message = f"{cls.__qualname__}.{old} is now {new}; the old name is removed in 0.3"
                 warnings.warn(message, DeprecationWarning, stacklevel=2)
                 if new not in vars(cls):
                     setattr(cls, new, vars(cls)[old])
@@ -102,7 +102,7 @@ class Pool(nn.Module):
         """The accumulators of one chunk.
 
         Args:
-            context: what `prepare` gave.
+            context: the result of `prepare`.
             features: (B, n, in_dim), n > 0, zero where masked.
             mask: (B, n), True for real elements; None if all are.
         """
@@ -113,19 +113,19 @@ class Pool(nn.Module):
         raise NotImplementedError
 
     def chunks_seen(self, state: State) -> Tensor | None:
-        """In how many chunks each set came, (B,); None where it does not matter, or is not known."""
+        """The number of chunks of each set, (B,); None if it does not matter, or is not known."""
         return None
 
     def refuse_chunks(self, chunks: str | None) -> bool:
-        """Whether a set must come in one chunk: the cut matters, and the caller does not accept an average over chunks."""
+        """Whether a set must be given in one chunk: the cut matters, and the caller does not accept an average over chunks."""
         if chunks not in (None, AVERAGE):
             raise ConfigurationError(f"chunks is {AVERAGE!r}, or left out; got {chunks!r}")
         return not self.consistent and chunks is None
 
     def inconsistent(self) -> ConsistencyError:
-        """The error for a set that comes in more than one chunk."""
+        """The error for a set that is given in more than one chunk."""
         return ConsistencyError(
-            f"{type(self).__name__} is not mini-batch consistent: its answer depends on where a set is cut, and a set came in "
+            f"{type(self).__name__} is not mini-batch consistent: its answer depends on where a set is cut; a set was given in "
             "more than one chunk. Give each set in one piece (a larger chunk_size, gradient='full', one update), use a "
             f"consistent pool, or accept the mean over the chunks with chunks={AVERAGE!r}."
         )

@@ -3,7 +3,7 @@
     z = (1/C) Σ_c f(chunk_c)          C chunks; f sees one chunk at a time and never the set
 
 This is how set functions that need their whole input are commonly run on streams (appendix E of the UMBC paper). The answer
-depends on where the set was cut; `ss.testing.check_mini_batch_consistency` says by how much. A set that comes in more than one
+depends on where the set was cut; `ss.testing.check_mini_batch_consistency` measures it. A set that is given in more than one
 chunk is therefore an error, unless the caller passes chunks="average".
 """
 
@@ -18,7 +18,7 @@ from setstream.states.state import State
 
 
 class ChunkMean(Pool):
-    """The mean of module(chunk) over the chunks: features (B, n, D) to whatever the module gives, (B, ...).
+    """The mean of module(chunk) over the chunks: features (B, n, D) to the output of the module, (B, ...).
 
     The module is called as module(features) or module(features, mask=mask).
 
@@ -37,7 +37,7 @@ class ChunkMean(Pool):
         self.module, self.in_dim = module, in_dim
 
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
-        # Of width one until the module has shown its own.
+        # Of width one until the width of the module's output is known.
         chunks = Chunks(seen=torch.zeros(batch, dtype=torch.int64, device=device))
         return {"pooled": LogSums.nothing((batch, 1), (batch,), device), "chunks": chunks}
 
@@ -53,5 +53,5 @@ class ChunkMean(Pool):
         return state.accumulators["chunks"]["seen"]
 
     def finalize(self, state: State) -> Tensor:
-        """The mean over the chunks, zeros where there was none."""
+        """The mean over the chunks; zeros without chunks."""
         return cast(LogSums, state.accumulators["pooled"]).mean()

@@ -65,7 +65,6 @@ class DeepSets(Pool):
         return {"pooled": LogSums.of_ones(features.sum(1, dtype=dtype), mass.to(dtype), features.dtype)}
 
     def finalize(self, state: State) -> Tensor:
-        """(B, D), zeros for sets without elements."""
         pooled = state.accumulators["pooled"]
         if self.pool in EXTREMA:
             value = pooled["value"]

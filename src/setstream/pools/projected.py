@@ -1,4 +1,4 @@
-"""A pool behind a module of its own.
+"""A pool after its own module.
 
     z = pool({ module(φ_j) })          the module looks at one element at a time
 

@@ -1,14 +1,14 @@
-"""Slots: the K learned queries that a set is read with.
+"""Slots: the K learned queries of a pool.
 
     learned           s_i = μ_i
     gaussian          s_i = μ_i + softplus(v_i) ε_i,   ε_i ~ N(0, I)         one Gaussian for each slot
     shared-gaussian   s_i = μ   + softplus(v)   ε_i                          one Gaussian for all slots
 
-ε is drawn once for each set and pass in training mode and travels with the state, so that all chunks of a set meet the same
+ε is drawn once for each set and pass in training mode and is part of the state, so that all chunks of a set use the same
 slots. In eval mode the slots are the mean, or, on request, one fixed draw that is saved with the weights: the mean of a
-*shared* Gaussian makes all slots equal, which is rarely what a trained model wants.
+*shared* Gaussian makes all slots equal, which is rarely useful.
 
-softplus(v) is the standard deviation. The paper writes it as the covariance; its experiments use it as we do.
+softplus(v) is the standard deviation. The paper writes it as the covariance; its experiments use the standard deviation, too.
 """
 
 import torch

@@ -1,14 +1,14 @@
 """The Slot Set Encoder, as compositions of UMBC::
 
     SSE               z = pool_i UMBC(X)_i              slots of one shared Gaussian, slot-sigmoid, pooling over slots optional
-    hierarchical SSE  z = SSE_L(... SSE_2(SSE_1(X)))    the first reads the set, each next one reads the slots before it
+    hierarchical SSE  z = SSE_L(... SSE_2(SSE_1(X)))    the first reads the set, each other one the previous slots
 
 Bruno et al., "Mini-Batch Consistent Slot Set Encoder for Scalable Set Encoding", NeurIPS 2021. Only the first layer sees
-elements, so only it has a state; the rest happens in `finalize`, on a handful of slots.
+elements, so only it has a state; the others run in `finalize`, on a few slots.
 
 slot-sigmoid has no division by the weights' sum over the set in the paper's table, and one in its released code: `normalise`
 chooses, the table is the default. In eval mode the mean of the shared Gaussian would make all slots equal and the attention
-flat, so SSE keeps one fixed draw for it (`eval_slots="mean"` is the other choice).
+flat, so SSE keeps one fixed draw for it (or pass `eval_slots="mean"`).
 """
 
 from collections.abc import Sequence
@@ -81,14 +81,14 @@ class HierarchicalSSE(Wrapper):
 
     @property
     def num_slots(self) -> int:
-        """Of the last layer."""
+        """The number of slots of the last layer."""
         return self._umbcs()[-1].num_slots
 
     def _umbcs(self) -> list[UMBC]:
         return [layer for layer in self.layers if isinstance(layer, UMBC)]
 
     def configuration(self) -> dict[str, Any]:
-        return {"pool": self.pool}  # the layers have configurations of their own
+        return {"pool": self.pool}  # the layers have their own configurations
 
     def draw_accumulators(self, batch: int, device: torch.device, generator: torch.Generator | None) -> dict[str, Accumulator]:
         draws: dict[str, Accumulator] = {}

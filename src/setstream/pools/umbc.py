@@ -1,4 +1,4 @@
-"""UMBC: slots attend to the elements of a set, through sums that any partition gives alike::
+"""UMBC: slots attend to the elements of a set, through sums that are the same for every partition::
 
     Q = LN(S Wq)                         (K, d)      S (K, slot_dim) slots, LN optional, d = out_dim
     l = Q (Φ Wk + bk)ᵀ / √(d/H)          (K, N)      per head; Φ (N, in_dim) features
@@ -9,13 +9,12 @@ Willette et al., "Scalable Set Encoding with Universal Mini-Batch Consistency an
 Approximation", ICML 2023, eq. 3-6. Numerator A·(...) and normaliser A·1 are sums over elements: they are the state.
 
 The projections fold. Q (Φ Wk)ᵀ = (Q Wkᵀ) Φᵀ and A (Φ Wv) = (A Φ) Wv, so with few slots the elements are never projected: Wk
-goes into the queries once a pass, and Wv is applied to the K pooled rows once a set. Multiply-adds per element::
+goes into the queries once per pass, and Wv is applied to the K pooled rows once per set. Multiply-adds per element::
 
     folded   2 H K in_dim                direct   2 in_dim d + 2 K d
 
-The cheaper one is chosen when the pool is built. bk moves every logit of a slot by one constant, which a softmax does not
-see (there is none then); bv is added once where the weights sum to one, and times the weight where they do not. An empty set
-gives zeros.
+The cheaper one is chosen when the pool is built. bk shifts all logits of a slot by a constant, which leaves a softmax the same
+(it has no bk); bv is added once where the weights sum to one, and times the weight where they do not. An empty set gives zeros.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -52,7 +51,7 @@ class UMBC(Pool):
         heads: divides out_dim.
         activation: softmax, sigmoid, slot-softmax, slot-sigmoid, slot-exp, or an `ss.Activation`.
         slots: learned, gaussian or shared-gaussian (see `pools/slots.py`).
-        normalise: divide by the weights' sum over the set; None: as the activation has it.
+        normalise: divide by the weights' sum over the set; None: the activation's default.
         eval_slots: mean or fixed.
         slot_norm: layer norm on the queries, as in the paper.
         query_bias: a bias of the slots' projection.
@@ -159,7 +158,6 @@ class UMBC(Pool):
             return {"pooled": weighted_sums(queries, features, project, offset, self.activation, slots, mask)}
 
     def finalize(self, state: State) -> Tensor:
-        """The slots' weighted means (or sums): (B, num_slots, out_dim)."""
         with self._no_autocast():
             pooled = cast(LogSums, state.accumulators["pooled"])
             if self.activation.normalise:
@@ -169,11 +167,7 @@ class UMBC(Pool):
             return self._to_slots(values, weight, state)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """z of whole sets (B, N, in_dim) in one step.
-
-        A softmax over a set that comes in one piece is ordinary attention with the folded queries, and needs no state: torch's
-        fused kernel computes it.
-        """
+        """z of whole sets (B, N, in_dim). A folded softmax is ordinary attention: torch's fused kernel computes it."""
         plain = type(self) is UMBC and self.activation == ACTIVATIONS["softmax"] and self.folded and mask is None
         if not plain or features.dim() != 3 or features.shape[-1] != self.in_dim or not features.numel():
             return super().forward(features, mask)
@@ -187,7 +181,7 @@ class UMBC(Pool):
             return self._to_slots(values.view(batch, self.heads, self.num_slots, -1), None, state)
 
     def _to_slots(self, values: Tensor, weight: Tensor | None, state: State) -> Tensor:
-        """z from pooled values (B, H, K, E) and what bv counts for in each slot (B, H, K); None: one."""
+        """z from pooled values (B, H, K, E) and the factor of bv in each slot (B, H, K); None: one."""
         dtype = torch.promote_types(self.value.weight.dtype, torch.float32)
         values = values.to(dtype).transpose(0, 1)  # (H, B, K, E)
         if self.folded:
@@ -220,7 +214,7 @@ class UMBC(Pool):
             if not self.activation.normalise:
                 return weights * shift.exp().unsqueeze(-1)
             total = pooled["normaliser"] * (pooled["shift"] - shift).to(pooled["normaliser"].dtype).exp()
-            total = total.masked_fill(total == 0, float("inf"))  # an empty set gives weight to nothing
+            total = total.masked_fill(total == 0, float("inf"))  # an empty set has no weights
             return weights / total.to(weights.dtype).unsqueeze(-1)
 
     def permute_slots_(self, order: Tensor) -> None:
@@ -263,7 +257,7 @@ class UMBC(Pool):
         return {name: tensor.to(dtype) for name, tensor in context.items()}, features.to(dtype)
 
     def _no_autocast(self) -> AbstractContextManager[Any]:
-        """Logits, exponentials and sums are computed in float32 at least, whatever surrounds them."""
+        """Logits, exponentials and sums are computed in float32 at least, also under autocast."""
         device = self.query.weight.device.type
         return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 

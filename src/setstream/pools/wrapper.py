@@ -1,4 +1,4 @@
-"""A pool that hands elements on to another, and does something before or after it."""
+"""A pool that passes elements to another, with computation before or after it."""
 
 from typing import Any
 

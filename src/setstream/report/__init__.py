@@ -22,7 +22,6 @@ def write_report(folders: list[Path], out: Path, figures: Path | None = None, tr
 
     Returns:
         The runs that the page is about.
-
     """
     runs = find_runs(folders, trust)
     by_task = group_by(runs, lambda run: run.config.task)

@@ -7,12 +7,12 @@ from setstream.report.page import Page
 from setstream.report.runs import FinishedRun
 
 Group = list[FinishedRun]
-#: Column titles with the function that makes a cell of a group of runs.
+#: Column titles, and the function from a group of runs to its cell.
 Columns = dict[str, Callable[[Group], str]]
 
 
 def mean_and_sd(values: Sequence[float]) -> str:
-    """Mean and standard deviation as text; nothing of no values.
+    """Mean and standard deviation as text; empty without values.
 
     >>> mean_and_sd([1.0, 2.0]), mean_and_sd([1.0]), mean_and_sd([])
     ('1.500 ± 0.707', '1.000', '')

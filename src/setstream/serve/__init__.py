@@ -1,4 +1,4 @@
-"""A model and a store of states behind HTTP: `setstream serve`."""
+"""An HTTP service for a model and a store of states: `setstream serve`."""
 
 from setstream.serve.app import create_app
 from setstream.serve.options import Options

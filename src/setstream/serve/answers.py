@@ -8,7 +8,7 @@ from torch import Tensor
 
 from setstream.errors import MismatchError
 
-# Letters, digits and a few signs that mean nothing in a path: no slash, no backslash, nothing that begins with a dot.
+# Letters, digits and a few signs without a meaning in paths: no slash, no backslash, nothing that begins with a dot.
 ID_PATTERN = r"^\w[\w .:@+=~-]{0,199}$"
 SetId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 
@@ -32,7 +32,7 @@ class Health(BaseModel):
 
 
 class Model(BaseModel):
-    """The model behind the server."""
+    """The model of the server."""
 
     model_config = _example(
         name="bags",
@@ -44,7 +44,7 @@ class Model(BaseModel):
     )
     name: str
     fingerprint: str = Field(description="States of encoders with this fingerprint can be uploaded.")
-    element_width: int | None = Field(description="Numbers per element; null where any will do or it is not a vector.")
+    element_width: int | None = Field(description="Numbers per element; null if any is accepted or elements are not vectors.")
     classes: list[Any] | None = Field(description="What the numbers of a prediction are probabilities of; null: no classifier.")
     parameters: int
     max_elements: int = Field(description="Elements of one request.")
@@ -62,11 +62,11 @@ class SetDetails(SetInfo):
     """A set, and what keeping it costs."""
 
     model_config = _example(id="customer-7", count=150, bytes=17_288)
-    bytes: int = Field(description="Size of its state, whatever the count.")
+    bytes: int = Field(description="Size of its state, which does not depend on the count.")
 
 
 class Page(BaseModel):
-    """Some sets in the order of their ids; ask again with after=next for more."""
+    """Some sets in the order of their ids; request after=next for more."""
 
     model_config = _example(sets=[{"id": "customer-7", "count": 150}], next=None)
     sets: list[SetInfo]
@@ -90,7 +90,7 @@ class Prediction(BaseModel):
 
 
 def as_json(output: Any) -> Any:
-    """The output of a head for one set, as lists and objects. JSON has no NaN: null stands for it."""
+    """The output of a head for one set, as lists and objects. JSON has no NaN: it becomes null."""
     if isinstance(output, Tensor):
         return _finite(output[0].tolist())
     if hasattr(output, "named"):

@@ -18,8 +18,8 @@ from setstream.serve.service import Service
 from setstream.stores.store import StateStore
 
 SUMMARY = """
-Sets by id: add elements as they arrive, get the model's prediction at any time, merge sets, carry their states
-elsewhere. However elements were cut into requests, and in whatever order they came, the prediction is the same. A request
+Sets by id: add elements as they arrive, get the model's prediction at any time, merge sets, move their states
+elsewhere. The prediction does not depend on the order of the elements, or on how they were cut into requests. A request
 is answered when its change is committed.
 """
 
@@ -42,7 +42,6 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
         ...     with TestClient(app, "http://localhost") as client:
         ...         client.post("/sets/a/elements", json={"elements": [[1, 2], [3, 4]]}).json()
         {'id': 'a', 'count': 2}
-
     """
     options = options or Options()
     metrics = Metrics()

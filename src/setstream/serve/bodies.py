@@ -2,9 +2,9 @@
 
     application/json                       {"elements": [[0.1, 0.2], [0.3, 0.4]]}
     application/x-npy                      what np.save writes, (n, ...)
-    application/vnd.apache.arrow.stream    one list column of numbers, or numeric columns, a row an element
+    application/vnd.apache.arrow.stream    one list column of numbers, or numeric columns, one row per element
 
-Bodies are not trusted: a header that promises more than the body holds, compressed buffers that expand to gigabytes, pickled
+Bodies are not trusted: a header that declares more than the body holds, compressed buffers that expand to gigabytes, pickled
 objects and missing values raise DataError, which says what was expected.
 """
 
@@ -31,7 +31,7 @@ MOST_AXES = 8
 # Bytes of JSON that are parsed at a time: some milliseconds in which no other thread runs.
 PIECE = 2**14
 ONE_LIST, OPENED = re.compile(rb'\s*\{\s*"elements"\s*:\s*\['), re.compile(rb"[\s\[]*")
-# NaN and Infinity pass: the encoder raises NonFiniteError for them.
+# NaN and Infinity are accepted here: the encoder raises NonFiniteError for them.
 IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinity"
 
 
@@ -44,11 +44,11 @@ def parse_elements(kind: str, body: bytes, most: int = 2**31) -> Tensor:
 
 def _check_count(count: int, most: int) -> None:
     if count > most:
-        raise TooManyElements(f"a request brings at most {most} elements; this one has {count} or more")
+        raise TooManyElements(f"a request has at most {most} elements; this one has {count} or more")
 
 
 def _from_json(body: bytes, most: int) -> Tensor:
-    """Piece by piece: lists of Python numbers take much memory, and block the interpreter while they are parsed."""
+    """Parsed in pieces: lists of Python numbers take much memory, and block the interpreter while they are parsed."""
     opened = ONE_LIST.match(body)
     first, last = opened.end() if opened else 0, body.rfind(b"]")
     if opened is None or last < first or body[last + 1 :].strip() != b"}":
@@ -76,7 +76,7 @@ def _from_json(body: bytes, most: int) -> Tensor:
 
 
 def _array(text: bytes) -> np.ndarray[Any, Any]:
-    """Elements that stand between commas: numbers, or lists of one shape."""
+    """Elements between commas: numbers, or lists of one shape."""
     try:
         level = json.loads(b"[%s]" % text)
     except (ValueError, RecursionError) as error:
@@ -107,10 +107,10 @@ def _from_npy(body: bytes) -> Tensor:
     if kind.hasobject or kind.kind not in "fiu":
         raise DataError(f"elements are numbers; the .npy file holds {kind}")
     if len(shape) > MOST_AXES or not all(type(length) is int and 0 <= length < 2**31 for length in shape):
-        raise DataError(f"the .npy file promises {str(shape)[:99]}; expected at most {MOST_AXES} axes, each shorter than 2**31")
+        raise DataError(f"the .npy file declares {str(shape)[:99]}; expected at most {MOST_AXES} axes, each shorter than 2**31")
     size = kind.itemsize * math.prod(shape)
     if size != len(body) - file.tell() or math.prod(filter(None, shape)) >= 2**31:
-        raise DataError(f"the .npy file promises {shape} of {kind}, {size} bytes, and holds {len(body) - file.tell()}")
+        raise DataError(f"the .npy file declares {shape} of {kind}, {size} bytes, but holds {len(body) - file.tell()}")
     array = np.frombuffer(body, kind, offset=file.tell())
     return _tensor(array.reshape(shape, order="F" if by_columns else "C"))
 
@@ -137,7 +137,7 @@ def _from_arrow(body: bytes) -> Tensor:
 
 
 def _need_numbers(schema: Any, types: Any) -> None:
-    """Only numbers and lists of them: what else a column can be (views, unions, runs) is not read at all."""
+    """Accept only numbers and lists of them, no other column types (views, unions, runs)."""
     for field in schema:
         lists = types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
         values = field.type.value_type if lists else field.type

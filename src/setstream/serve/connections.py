@@ -1,14 +1,14 @@
-"""Connections with limits: uvicorn has none on what comes before a request and after it.
+"""Connections with limits: uvicorn has none before a request and after it.
 
     no request, or half of its headers        closed after head_seconds; between two requests after idle_seconds
     a long URL, or long headers               414, 431
     a body that arrives too slowly            408 (by the guard, which reads bodies)
-    an answer was given, the body still comes closed after DRAIN seconds
+    answered, but the body still arrives      closed after DRAIN seconds
     an answer that is not read                closed after UNREAD seconds
-    more connections than the server accepts  one that keeps the server waiting is closed; 503 if all are at work
+    more connections than the server accepts  one that keeps the server waiting is closed; 503 if all are busy
 
-Connections that never brought a request are closed first, longest waiting first, then those between two requests, then bodies
-that still arrive. A request that has arrived is never dropped. So silent clients cannot keep others out, however many.
+Connections that never sent a request are closed first, longest waiting first, then those between two requests, then bodies
+that still arrive. A request that has arrived is never dropped. So silent clients cannot lock out others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from setstream.serve.guard import Guard
 from setstream.serve.log import logger
 
 DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
-# Seconds that a connection may wait before another takes its place: a request that is on its way has arrived by then. Until
-# then there may be more connections than there should be, up to so many times as many.
+# Seconds that a connection may wait before another replaces it: a request that is on its way has arrived by then. Until
+# then there may be more connections than allowed, up to this many times as many.
 YOUNG, OVERFLOW = 2.0, 8
-# Bytes that the parser gets at a time until the headers are there.
+# Bytes that the parser gets at a time until the headers are complete.
 HEAD_PIECE = 4096
-# Connections, and since when each waits.
+# Connections, and when each began to wait.
 Queue = OrderedDict["Connection", float]
 
 
@@ -52,12 +52,12 @@ class Waiting:
         return max(1, min(OVERFLOW * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
 
     def first(self, but: Connection) -> tuple[Connection, float] | None:
-        """The connection that should be closed first, and since when it waits."""
+        """The connection that should be closed first, and when it began to wait."""
         return next((entry for queue in self.queues for entry in queue.items() if entry[0] is not but), None)
 
 
 class Refusal(Exception):
-    """Raised in the parser: this request is answered before it is a request."""
+    """Raised in the parser: this request is answered before it is complete."""
 
 
 class Connection(HttpToolsProtocol):
@@ -75,10 +75,10 @@ class Connection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
-    # -- in which queue, until when -----------------------------------------------------------------------------------
+    # -- queues and deadlines -----------------------------------------------------------------------------------------
 
     def _wait(self, queue: Queue | None = None, seconds: float | None = None, reason: str = "") -> None:
-        """Wait for the client in a queue (None: it waits for us); close the connection after so many seconds."""
+        """Wait for the client in a queue (None: the client waits for the server); close the connection after `seconds`."""
         for other in self.waiting.queues:
             other.pop(self, None)
         if self._deadline is not None:
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
         close()
 
     def refuse(self, status: int, detail: str) -> None:
-        """Answer what is not a valid request, and close: not at once, as unread bytes would cancel the answer."""
+        """Answer an invalid request, and close: not at once, as unread bytes would cancel the answer."""
         body = json.dumps({"detail": detail}).encode()
         head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
         self.transport.write(b"".join([*head, b"content-length: %d\r\n\r\n" % len(body), body]))
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
     # -- what asyncio calls -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A new one: if there are too many now, another goes."""
+        """Accept a connection; if there are too many now, close another."""
         super().connection_made(transport)
         self._wait_for_request()
         if len(self.connections) > self.most:
@@ -150,7 +150,7 @@ class Connection(HttpToolsProtocol):
                 self.refuse(*too_long)
 
     def pause_writing(self) -> None:
-        """The client does not read what we send."""
+        """The client does not read what the server sends."""
         super().pause_writing()
         self._unread = self.loop.call_later(UNREAD, partial(self._drop, "unread", self.transport.abort))
 
@@ -178,7 +178,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The body is there: the client waits for us now, or has its answer already."""
+        """The body is complete: the client waits for the answer, or has it already."""
         super().on_message_complete()
         self.body_comes = False
         if self.cycle is not None and self.cycle.response_complete:
@@ -201,12 +201,12 @@ class Connection(HttpToolsProtocol):
             self._wait_for_request(idle=True)
 
     def handle_websocket_upgrade(self) -> None:
-        """WebSockets are connections too, and at most half of them."""
+        """Accept a WebSocket, if fewer than half of the connections are WebSockets."""
         most = max(1, self.most // 2)
         if sum(not isinstance(connection, Connection) for connection in self.connections) >= most:
             self.refuse(503, f"{most} WebSockets are open already: try again later")
         else:
-            self.deaf = True  # another protocol reads on
+            self.deaf = True  # another protocol reads from here on
             self._wait()
             super().handle_websocket_upgrade()
 
@@ -214,7 +214,7 @@ class Connection(HttpToolsProtocol):
         self.refuse(*self.refusal)
 
     def _too_long(self, size: int) -> tuple[int, str] | None:
-        """The refusal of a URL, or of headers of this size, that are beyond their limit."""
+        """The refusal of a URL or headers of this size, if it is beyond the limit."""
         if len(self.url) > self.options.max_url:
             return 414, f"a URL has at most {self.options.max_url} bytes"
         if size > self.options.max_headers:
@@ -223,5 +223,5 @@ class Connection(HttpToolsProtocol):
 
 
 def connections_of(guard: Guard) -> partial[Connection]:
-    """What makes the connections of one server."""
+    """The factory of the connections of one server."""
     return partial(Connection, guard, Waiting())

@@ -3,7 +3,7 @@
     in    token, path, headers, host, size, time            refused with 401, 400, 421, 403, 413, 408, 429
     out   a request id, headers for browsers, one line of log, metrics
 
-Without a valid token the answer is 401, whatever the request. The front page and /health need none.
+Without a valid token the answer to every request is 401. The front page and /health need none.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Guard:
                 await exchange.refuse(refusal)
             else:
                 await self.api(scope, exchange.receive, exchange.send)
-        except Exception:  # answered already, with a 500 that says nothing
+        except Exception:  # answered already, with a 500 without details
             logger.exception("failure", extra={"facts": {"request": exchange.id}})
         finally:
             exchange.end()
@@ -89,7 +89,7 @@ class Guard:
             raise HTTPException(413, f"a body has at most {self.options.max_body} bytes")
 
     def _has_token(self, headers: Headers, kind: str) -> bool:
-        """Whether the request brings one of the server's tokens, in a time that does not depend on the token."""
+        """Whether the request has one of the server's tokens, in a time that does not depend on the token."""
         if not self._digests:
             return True
         given = headers.getlist("authorization")
@@ -137,7 +137,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """An answer, with our headers."""
+        """Send an answer, with the guard's headers."""
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
             self.status = message["status"]
             message["headers"] = [*message.get("headers", []), *BROWSER_HEADERS, (b"x-request-id", self.id.encode())]

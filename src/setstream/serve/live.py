@@ -1,6 +1,6 @@
 """Which WebSockets watch which set, and what they are sent.
 
-Changes that come while a prediction is computed or sent count as one: a slow client misses steps in between, never the last.
+Changes while a prediction is computed or sent count as one: a slow client misses steps in between, never the last.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Watchers:
 
     @contextmanager
     def watch(self, id: str) -> Iterator[asyncio.Event]:
-        """An event that is set when the set changes, and at the start for what is there already."""
+        """An event that is set when the set changes, and at the start for its current value."""
         event = asyncio.Event()
         event.set()
         self._events.setdefault(id, set()).add(event)
@@ -40,7 +40,7 @@ class Watchers:
                 del self._events[id]
 
     async def message(self, id: str) -> str:
-        """The message for all who watch a set: computed once for those that need it between two changes."""
+        """The message for all clients that watch a set: computed once between two changes."""
         task = self._messages.get(id)
         if task is None:
             task = self._messages[id] = asyncio.create_task(self._compute(id))

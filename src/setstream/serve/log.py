@@ -1,4 +1,4 @@
-"""Logs as JSON, a line an event: {"time": ..., "level": ..., "event": "request", "request": id, ...}."""
+"""Logs as JSON, one line per event: {"time": ..., "level": ..., "event": "request", "request": id, ...}."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ logger = logging.getLogger("setstream.serve")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what is given as extra={"facts": ...} stands in it."""
+    """One JSON object per line; it includes what is given as extra={"facts": ...}."""
 
     def format(self, record: logging.LogRecord) -> str:
         """A line. Everything beyond ASCII is escaped, so that no id can forge a line."""

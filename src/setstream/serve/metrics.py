@@ -33,5 +33,5 @@ class Metrics:
         self.watchers = Gauge("setstream_watchers", "Open WebSockets.", registry=self.registry)
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """All metrics, in the format of Prometheus."""
         return generate_latest(self.registry)

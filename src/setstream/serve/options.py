@@ -20,10 +20,10 @@ class Options:
     """The limits of a server; a request beyond one gets a 4xx answer that names it.
 
     Args:
-        tokens: Who may use the server; empty: everybody who can reach it.
-        hosts: The host names that it answers to, against pages that point their own name at it; empty: any.
-        max_body: Bytes of a request.
-        max_elements: Elements of a request.
+        tokens: The accepted tokens; empty: the server needs none.
+        hosts: The host names that it answers to, against DNS rebinding; empty: any.
+        max_body: Bytes per request.
+        max_elements: Elements per request.
         max_sets: Sets in the store.
         max_waiting: Bytes of all requests that are being read or computed; beyond it, 429.
         max_url: Bytes of a request's URL.
@@ -31,8 +31,7 @@ class Options:
         head_seconds: How long headers may take to arrive, from the connection or from their first byte.
         idle_seconds: How long a connection may be kept between two requests.
         body_seconds: How long a request's body may take to arrive.
-        body_rate: Bytes per second that must have come of a body, on average, after its first five seconds.
-
+        body_rate: The least average rate of a body, in bytes per second, after its first five seconds.
     """
 
     tokens: tuple[str, ...] = ()
@@ -56,13 +55,13 @@ class Options:
         for token in self.tokens:
             if not TOKEN.fullmatch(token):
                 raise ConfigurationError(
-                    "a token has 16 to 256 letters, digits and . _ ~ -; one of the given has others. "
+                    "a token has 16 to 256 letters, digits and . _ ~ -; one of the given tokens does not. "
                     "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
                 )
 
 
 def read_tokens(environment: str | None, file: Path | None) -> tuple[str, ...]:
-    """Tokens from the environment variable (separated by commas) or a file (one a line), not both."""
+    """Tokens from the environment variable (separated by commas) or a file (one per line), not both."""
     if environment is not None and file is not None:
         raise ConfigurationError(f"tokens come from {TOKEN_VARIABLE} or from --token-file, not from both")
     if file is not None:

@@ -1,7 +1,7 @@
 """The front page: the files of the folder `playground/pages`, read once, served from memory.
 
-`/` is index.html, `/playground/NAME` every other file. Only what is in the folder at the start can be requested, so no
-path leads anywhere else. The Content-Security-Policy lets a page load from this server only.
+`/` is index.html, `/playground/NAME` every other file. Only files that are in the folder at the start can be
+requested. The Content-Security-Policy lets a page load from this server only.
 """
 
 import mimetypes

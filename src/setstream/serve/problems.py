@@ -15,14 +15,14 @@ MOST_TEXT = 2000
 
 
 class TooManyElements(SetstreamError, ValueError):
-    """More elements, or larger counts, than a request may bring."""
+    """More elements, or larger counts, than a request may have."""
 
 
 class BadMessage(SetstreamError, ValueError):
     """An invalid message to the playground."""
 
 
-# The first that fits counts. What is not named here is invalid input.
+# The first match counts. Errors that are not listed are invalid input.
 STATUS: tuple[tuple[type[SetstreamError], int], ...] = (
     (TooManyElements, 413),
     (UnknownSetError, 404),

@@ -169,7 +169,7 @@ async def live(id: Id, socket: WebSocket) -> None:
                     break
                 changed.clear()
                 message = await service.watchers.message(id)
-                if message != sent:  # a change may be read before its event is set: the client knows it then
+                if message != sent:  # a change may be read before its event is set: then the client has it already
                     await socket.send_text(message)
                     sent = message
     except (WebSocketDisconnect, RuntimeError):  # the client left while we were sending

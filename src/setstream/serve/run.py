@@ -17,7 +17,7 @@ from setstream.serve.log import log_config, logger
 from setstream.serve.options import Options
 from setstream.stores.store import StateStore
 
-# Seconds that a thread may keep the interpreter while another waits. The writer computes all the time under load; Python's
+# Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load; Python's
 # default of 5 ms would be added to every step of every request.
 SWITCH = 0.0005
 
@@ -63,7 +63,6 @@ def make_server(
         connections: Connections at a time.
         grace: Seconds that requests have to finish when the server is stopped.
         ready: Called with the address when the server can be reached.
-
     """
     if options.hosts:
         options = replace(options, hosts=(*options.hosts, host.lower()))
@@ -97,6 +96,6 @@ def listen(host: str, port: int) -> socket:
 
 
 def run(server: Server, bound: socket) -> None:
-    """Serve on a bound socket until a signal comes."""
+    """Serve on a bound socket until a signal arrives."""
     sys.setswitchinterval(SWITCH)
     server.run([bound])

@@ -20,18 +20,18 @@ from setstream.serve.problems import message_of
 from setstream.serve.writer import Writer
 from setstream.stores.store import StateStore
 
-# Bodies up to this size are parsed on the event loop: handing them to a thread would take longer.
+# Bodies up to this size are parsed on the event loop: passing them to a thread would take longer.
 SMALL = 2**14
 # Seconds after which a server counts the sets anew: others may share its store.
 RECOUNT = 10.0
-# Seconds that the store has to answer a health check.
+# Seconds within which the store must answer a health check.
 PULSE = 2.0
 
 T = TypeVar("T")
 
 
 class Service:
-    """A model and its store, without HTTP. Made on the event loop that it works for."""
+    """A model and its store, without HTTP. Must be created on its event loop."""
 
     def __init__(self, store: StateStore, options: Options, metrics: Metrics) -> None:
         self.store, self.options, self.metrics = store, options, metrics
@@ -45,7 +45,7 @@ class Service:
         self._counting = asyncio.create_task(self._recount())
 
     async def close(self) -> None:
-        """Finish every change that waits, then close the store."""
+        """Finish all waiting changes, then close the store."""
         self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
         for pool in (self._playground, self._health):
@@ -54,11 +54,11 @@ class Service:
         self.store.close()
 
     async def run_in_reader(self, work: Callable[..., T], *values: Any) -> T:
-        """Run what takes time in a thread, so that the event loop goes on."""
+        """Run a slow function in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
 
     async def run_in_playground(self, work: Callable[..., T], *values: Any) -> T:
-        """The same for visitors of the playground, one after another: they must not hold up requests about sets."""
+        """The same for visitors of the playground, one after another: they must not delay requests about sets."""
         return await asyncio.get_running_loop().run_in_executor(self._playground, work, *values)
 
     # -- changes ------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Service:
         checking = self._checking
         done, _ = await asyncio.wait({checking}, timeout=PULSE)
         if not done:
-            raise StoreError(f"the store has not answered for {PULSE:g} s")
+            raise StoreError(f"the store has not answered within {PULSE:g} s")
         if (error := checking.exception()) is not None:
             raise StoreError(f"the store does not answer: {error}") from error
 

@@ -3,9 +3,9 @@
     take everything that waits  ->  one encoder.update over all of it  ->  one transaction  ->  answer all
 
 A commit that is on the disk costs milliseconds, and a small update of a network costs as much as one of a hundred sets. So
-requests that arrive while the writer is at work wait together, and share the next round: no timer is involved, and the
+requests that arrive while the writer is busy wait together, and share the next round: no timer is involved, and the
 busier the server, the cheaper a request. Nothing is answered before its commit has returned. Changes of one set are made one
-after another, in the order in which they came.
+after another, in the order in which they arrived.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from setstream.serve.metrics import Metrics
 from setstream.states.state import State
 from setstream.stores.store import Change, Changed, StateStore
 
-# The most that shares a round: a larger one is hardly cheaper, and the first in it waits for the last.
+# The limits of a round: a larger one is hardly cheaper, and its first change waits for the last.
 ROUND_CHANGES, ROUND_ELEMENTS = 256, 2**16
 
 
@@ -37,7 +37,7 @@ class Pending:
 
     @property
     def elements(self) -> int:
-        """How many elements are to be encoded for it."""
+        """How many elements it has to encode."""
         return len(self.part) if isinstance(self.part, Tensor) else 0
 
 
@@ -62,7 +62,7 @@ class Writer:
         return await future
 
     def count_sets(self, change: int) -> None:
-        """Keep the number of sets in step with what this server does; `recount` adds what other servers do."""
+        """Count the sets that this server creates and deletes; `recount` adds the changes of other servers."""
         with self._sets_lock:
             self.sets = max(0, self.sets + change)
 
@@ -71,7 +71,7 @@ class Writer:
         self.sets = len(self.store)
 
     def close(self) -> None:
-        """Finish what waits, and stop."""
+        """Finish all waiting changes, and stop."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -114,7 +114,7 @@ class Writer:
         for change, result in zip(pending, results, strict=True):
             if isinstance(result, Changed):
                 committed.append(change.id)
-            if change.future.done():  # its client left; the change is made all the same
+            if change.future.done():  # its client left; the change is still made
                 continue
             if isinstance(result, Changed):
                 change.future.set_result(result.count)
@@ -124,7 +124,7 @@ class Writer:
 
 
 def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:
-    """Elements as states, those of one shape and type in one update; an error in the place of what cannot be encoded."""
+    """Elements as states, those of one shape and type in one update; an error for those that cannot be encoded."""
     encoded: dict[int, State | SetstreamError] = {}
     groups: dict[tuple[object, ...], dict[int, Tensor]] = {}
     for place, part in enumerate(parts):
@@ -148,7 +148,7 @@ def _encode(store: StateStore, tensors: list[Tensor]) -> Sequence[State | Setstr
         return list(store.encoder.update(None, [tensor.to(device) if device else tensor for tensor in tensors]))
     except SetstreamError as error:
         return [error]
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # of phi, for elements that it cannot read
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # phi cannot read the elements
         shape, kind = tuple(tensors[0].shape[1:]), str(tensors[0].dtype).removeprefix("torch.")
         reason = str(error).partition("\n")[0]
         return [ShapeError(f"the model cannot read elements of shape {shape} and type {kind}: {reason}")]

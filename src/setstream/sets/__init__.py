@@ -1,1 +1,1 @@
-"""How sets come in and are cut: layouts in memory, sources that serve sets in pieces, partitions, shares of ranks."""
+"""How sets are represented and cut: layouts in memory, sources that are read in pieces, partitions, shares of ranks."""

@@ -1,4 +1,4 @@
-"""Sets that are served chunk by chunk, and as a place where the blocks of `ss.encode` come from."""
+"""Sets that are served chunk by chunk, also as a source of blocks for `ss.encode`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Chunks:
     def __init__(self, source: Iterable[Sets]) -> None:
         if isinstance(source, Iterator):
             raise ConfigurationError(
-                "a source of chunks is read more than once, and an iterator or generator only gives its chunks once. Pass a "
+                "a source of chunks is read more than once, but an iterator or generator gives its chunks only once. Pass a "
                 "list, or an object whose __iter__ starts again from the beginning."
             )
         self.source = source
@@ -59,7 +59,7 @@ class Chunks:
 
 
 class _MappedChunks:
-    """Chunks, each a list of tensors that is changed when it is read."""
+    """Chunks, each a list of tensors, to which a function is applied when they are read."""
 
     def __init__(self, chunks: Chunks, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
         self.chunks, self.change = chunks, change
@@ -69,7 +69,7 @@ class _MappedChunks:
 
 
 class SourceChunks(Chunks):
-    """Sets that lie in sources, served together: chunk j of every set, for each j, read ahead.
+    """Sets in sources, served together: chunk j of every set, for each j, read ahead.
 
     Example:
         >>> import setstream as ss
@@ -121,7 +121,7 @@ class _SourceColumns:
 
 
 class Served:
-    """Chunks as a place where blocks come from: every block is a chunk, on the encoder's device."""
+    """Chunks as a source of blocks: every block is a chunk, on the encoder's device."""
 
     learned = None  # elements that are read get no gradient
 
@@ -189,7 +189,7 @@ class DrawnChunks:
 
 
 class Sources(Served):
-    """Sources as a place where blocks come from: read in chunks, or whole, or only a random subset of their elements."""
+    """Files as a source of blocks: read in chunks, or whole, or only a random subset of their elements."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""How sets come in: three layouts, one packed form.
+"""The layouts of sets: three for callers, and one packed form.
 
     dense    x (B, N, ...) with an optional bool mask (B, N), True = real
     ragged   a list of B tensors (N_i, ...)
     packed   a pair (x (ΣN_i, ...), ptr (B+1,)): set i is x[ptr[i]:ptr[i+1]], as in PyG
 
 All become `Packed`: the real elements of all sets one after another, and the length of each set. phi therefore never sees
-padding (which may hold anything, also NaN), and a set gives the same result in every layout. Pools work on dense blocks, so
+padding (which may be anything, even NaN), and a set gives the same result in every layout. Pools work on dense blocks, so
 `Packed.groups` regroups features by size: sets of one length as a view, others padded to less than twice their size.
 """
 
@@ -29,10 +29,7 @@ Sets: TypeAlias = "Array | Sequence[Array] | tuple[Array, Array]"
 
 @dataclass(frozen=True)
 class Packed:
-    """The elements (ΣN_i, ...) of B sets, one set after another, and the lengths N_i.
-
-    `positions` says where they lie in the packed elements that they were cut from, if they were.
-    """
+    """The elements (ΣN_i, ...) of B sets, one after another; their lengths, and their `positions` where they were cut from."""
 
     elements: Tensor
     lengths: list[int]
@@ -42,10 +39,7 @@ class Packed:
         return len(self.lengths)
 
     def groups(self, features: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-        """Dense blocks of the packed `features` (ΣN_i, D): which sets, (b, n, D), and a mask (b, n) if padded.
-
-        Sets without elements are in no group.
-        """
+        """Dense blocks of `features` (ΣN_i, D): which sets (not empty ones), (b, n, D), and a mask (b, n) if padded."""
         starts = [0, *accumulate(self.lengths)]
         buckets: dict[int, list[int]] = {}
         for index, length in enumerate(self.lengths):
@@ -55,7 +49,7 @@ class Packed:
             first, last, length = starts[rows[0]], starts[rows[-1] + 1], self.lengths[rows[0]]
             if last - first == length * len(rows) and all(self.lengths[row] == length for row in rows):
                 block = features if last - first == len(features) else features[first:last]  # a slice's backward is a copy
-                yield rows, block.unflatten(0, (len(rows), length)), None  # the sets lie side by side
+                yield rows, block.unflatten(0, (len(rows), length)), None  # the sets are contiguous
                 continue
             lengths = torch.tensor([self.lengths[row] for row in rows])
             offsets = torch.arange(int(lengths.max()))
@@ -90,7 +84,7 @@ def _tensor(value: object, what: str) -> Tensor:
         return from_array(array)
     if hasattr(value, "chunks"):
         raise ShapeError(
-            f"{what} is a source ({type(value).__name__}), and a tensor or an array is needed here: source.tensor() reads all "
+            f"{what} is a source ({type(value).__name__}), but a tensor or an array is needed here: source.tensor() reads all "
             "of it; ss.encode(encoder, sources, chunk_size=...) reads sources in chunks"
         )
     raise ShapeError(f"{what} must be a tensor or an array, got {type(value).__name__}")

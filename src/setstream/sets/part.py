@@ -1,4 +1,4 @@
-"""A part of a source: its elements n·i/k .. n·(i+1)/k, as a source of its own. Nothing else of the file is read."""
+"""A part of a source: its elements n·i/k .. n·(i+1)/k, as a separate source. Nothing else of the file is read."""
 
 import torch
 from torch import Tensor

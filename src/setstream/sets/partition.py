@@ -28,7 +28,7 @@ from setstream.sets.layout import Packed
 
 # Index lists: for each set, one list (or tensor) of element positions for each chunk.
 Given: TypeAlias = "Sequence[Sequence[Sequence[int] | Tensor]]"
-# What goes back: the number of a block among those of the forward pass, the block, and its factor per set (None: one).
+# What carries the gradient: the number of a block in the forward pass, the block, and its factor per set (None: one).
 Carriers: TypeAlias = "Iterable[tuple[int, Packed, Tensor | None]]"
 
 
@@ -83,7 +83,7 @@ def even_cut(order: Tensor, chunk_size: int) -> Cut:
 
 
 def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: torch.Generator | None) -> list[Cut]:
-    """Each set, cut as `partition` says."""
+    """Each set, cut by `partition`."""
     if partition == "random":
         return [even_cut(torch.randperm(length, generator=generator), chunk_size) for length in lengths]
     if isinstance(partition, str):
@@ -100,7 +100,7 @@ def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: 
 
 
 def in_order(lengths: list[int], size: int) -> list[Piece]:
-    """All sets as they lie in memory, in slices of at most `size` elements: several whole sets, or a part of one."""
+    """All sets in memory order, in slices of at most `size` elements: several whole sets, or a part of one."""
     slices: list[dict[int, int]] = [{}]  # how many elements of which set
     room = size
     for index, length in enumerate(lengths):
@@ -151,16 +151,16 @@ def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Ge
 
 
 def factor(chunks: int, wanted: int, times: int) -> float:
-    """What the gradient of a chunk that was drawn `times` times is multiplied by."""
+    """The factor of the gradient of a chunk that was drawn `times` times."""
     return times * max(chunks / wanted, 1.0)
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Sets in memory, as a place where blocks come from.
+    """Sets in memory, as a source of blocks.
 
     chunks_matter: every block must be a chunk of the partition, because the pool's result depends on it or the caller gave
-    it. Otherwise forward passes may read the elements as they lie, in blocks of any size.
+    it. Otherwise forward passes may read the elements in memory order, in blocks of any size.
     """
 
     packed: Packed
@@ -197,8 +197,8 @@ class InMemory:
     def draw(self, wanted: int, replacement: bool, size: int, apart: bool) -> tuple[Blocks, Carriers]:
         """All elements for the forward pass, in blocks of about `size`, and `wanted` drawn chunks of each set with factors.
 
-        Without replacement all drawn chunks have one factor and make one block; with it, or where chunks matter, each is a
-        block of its own. apart: the drawn blocks must be the first blocks of the forward pass.
+        Without replacement all drawn chunks have one factor and form one block; with it, or where chunks matter, each is a
+        separate block. apart: the drawn blocks must be the first blocks of the forward pass.
         """
         lengths, elements = self.packed.lengths, self.packed.elements
         cuts = self._cuts()

@@ -3,7 +3,7 @@
     rank r holds elements r·N/R .. (r+1)·N/R of every set
     encode(encoder, parts, group=group)          gives every rank the z and the gradients of the whole sets
 
-The states are summed across ranks, shift-aware, so only states and gradients travel, whatever the number of elements. A rank
+The states are summed across ranks, so only states and gradients are sent, for any number of elements. A rank
 may hold no element of a set. Launch with torchrun; gloo on CPU, nccl on GPU.
 """
 
@@ -23,8 +23,7 @@ def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup
     """The part of every set that this rank holds, for `encode`: contiguous shares of nearly equal size.
 
     Every rank passes the same sets, in any layout. Sources on disk, and chunks of them, become views: a rank reads only its
-    part. Other chunks are read by all ranks, each of which keeps its part. Without torch.distributed one rank holds
-    everything.
+    part. Other chunks are read by all ranks, each of which keeps its part. Without torch.distributed one rank holds everything.
 
     Example:
         >>> import torch, setstream as ss

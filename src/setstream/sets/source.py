@@ -1,4 +1,4 @@
-"""SetSource: one set, wherever it lies, served in pieces::
+"""SetSource: one set, in memory or in a file, read in pieces::
 
     len(source), source.shape, source.dtype          how many elements, of what shape and type
     source.read(start, stop)                         a contiguous range
@@ -31,9 +31,9 @@ from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.layout import from_array
 
 PARTITIONS = ("contiguous", "blocks", "random")
-# Gaps of up to this many elements are read over rather than sought over.
+# Gaps of up to this many elements are read, not skipped.
 SMALL_GAP = 32
-# Chunks that lie side by side are read together, up to this many bytes.
+# Adjacent chunks are read together, up to this many bytes.
 READ_BYTES = 2**22
 
 Metadata = dict[str, Any] | None
@@ -42,17 +42,17 @@ Metadata = dict[str, Any] | None
 class SetSource(ABC):
     """One set of elements that need not be in memory. It is opened when it is first read, in the process that reads it.
 
-    A source of your own implements `__len__`, `shape`, `dtype` and `read`.
+    Your own source implements `__len__`, `shape`, `dtype` and `read`.
 
     Args:
         id: The name of the set.
-        label: What is to be learned about the set, if anything.
+        label: The label of the set, if any.
         metadata: Anything else that is known about it.
     """
 
     id: str = ""
     label: Any = None
-    #: The file or folder that it lies in, if any.
+    #: The file or folder of the set, if any.
     path: Path | None = None
 
     def __init__(self, id: str = "", label: Any = None, metadata: Metadata = None) -> None:
@@ -154,7 +154,7 @@ class ChunkedSource:
         if not self.in_order:
             yield from read_ahead((partial(self.chunk, number) for number in range(len(self))), self.ahead)
             return
-        # Handing a chunk from thread to thread costs as much as reading a small one: read several at a time.
+        # Passing a chunk between threads costs as much as reading a small one: read several at a time.
         size = len(self.source)
         chunk_bytes = self.chunk_size * math.prod(self.source.shape) * self.source.dtype.itemsize if size else 1
         step = self.chunk_size * max(1, READ_BYTES // max(1, chunk_bytes))

@@ -1,1 +1,1 @@
-"""What is kept of a set: a `State` made of accumulators that merge, its bytes, the encoder it came from, its sum over ranks."""
+"""The `State` of a set: accumulators that merge, serialisation, the fingerprint of its encoder, sums over ranks."""

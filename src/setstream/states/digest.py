@@ -12,6 +12,6 @@ def digest(data: bytes) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
-    """The raw bytes of a tensor, of any dtype, as they would lie in a file."""
+    """The raw bytes of a tensor, of any dtype, as in a file."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

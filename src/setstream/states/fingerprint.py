@@ -1,11 +1,11 @@
-"""Which encoder made a state: a digest of all that it computes with, taken only when it is needed.
+"""Which encoder made a state: a digest of all that it computes with, computed only when it is needed.
 
     fingerprint = "2:" + BLAKE2b(classes and attributes of all modules, (name, dtype, shape, bytes) of every weight and buffer)
 
-Attributes count whatever they hold: numbers, lists, dicts, arrays, tensors, functions, private ones, objects. What cannot be
-compared with its like in another process (a lambda, an open file) gives an error instead of a fingerprint. Not counted: what
-torch.nn.Module itself keeps (`training`), private attributes of modules of the LIBRARIES below, and the names in a
-module's `not_in_fingerprint`, for caches and other things that do not change what it computes.
+Attributes of any type count: numbers, lists, dicts, arrays, tensors, functions, objects, also private ones. A value that cannot
+be compared across processes (a lambda, an open file) is an error. Not counted: what torch.nn.Module itself keeps (`training`),
+private attributes of modules of the LIBRARIES below, and the names in a module's `not_in_fingerprint`, for caches and other
+values that do not change what it computes.
 
 Hashing all weights at every update would cost more than many updates. An `Origin` remembers what it saw instead: objects by
 identity, tensors by their version counters, plain values as they are. It hashes the first time that a fingerprint is needed:
@@ -49,9 +49,9 @@ BOOKKEEPING = frozenset(vars(nn.Module())) | {
     "_is_hf_initialized",
     "not_in_fingerprint",
 }
-#: Their modules may keep what they like under private names, and move their functions.
+#: Libraries whose private attributes, and the modules of whose functions, do not count.
 LIBRARIES = ("setstream", "torch", "transformers")
-#: Where transformers found a model, and with which version: not what it computes.
+#: The origin and version of a model of transformers, which do not change what it computes.
 FOUND = {"name_or_path", "transformers_version", "architectures", "model_type", "dtype", "torch_dtype"}
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.layout)
 IDLE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), torch.device)
@@ -71,7 +71,7 @@ register_optimizer_step_post_hook(_count_step)
 
 
 def _library(thing: type | Callable[..., Any]) -> str:
-    """The library that a class or function belongs to, of those whose inside is their own affair."""
+    """The one of LIBRARIES that a class or function belongs to, if any."""
     package = (getattr(thing, "__module__", None) or "").partition(".")[0]
     return package if package in LIBRARIES else ""
 
@@ -84,33 +84,33 @@ def _rule(kind: type) -> tuple[frozenset[str], bool]:
     rule = _rules.get(kind)
     if rule is None:
         declared = (vars(base).get("not_in_fingerprint", ()) for base in kind.__mro__)
-        found = FOUND if any(_library(base) == "transformers" for base in kind.__mro__) else ()
-        rule = _rules[kind] = BOOKKEEPING.union(found, *declared), not _library(kind)
+        origin = FOUND if any(_library(base) == "transformers" for base in kind.__mro__) else ()
+        rule = _rules[kind] = BOOKKEEPING.union(origin, *declared), not _library(kind)
     return rule
 
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
     """The attributes of a module or another object that count."""
     kind = type(thing)
-    own: dict[str, Any] = getattr(thing, "__dict__", {})
+    attributes: dict[str, Any] = getattr(thing, "__dict__", {})
     if not isinstance(thing, nn.Module):
         slots = chain.from_iterable(_slots(base) for base in kind.__mro__)
-        own = own | {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+        attributes = attributes | {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
     left_out, private = _rule(kind)
-    if "not_in_fingerprint" in own:
-        left_out = left_out.union(own["not_in_fingerprint"])
-    return [(name, value) for name, value in own.items() if name not in left_out and (private or name[0] != "_")]
+    if "not_in_fingerprint" in attributes:
+        left_out = left_out.union(attributes["not_in_fingerprint"])
+    return [(name, value) for name, value in attributes.items() if name not in left_out and (private or name[0] != "_")]
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    found = vars(kind).get("__slots__", ())
-    return (found,) if isinstance(found, str) else tuple(found)
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _contents(module: nn.Module, *, deep: bool = False) -> Iterator[tuple[str, Any]]:
     """Every submodule's class, parameters, buffers, hooks and attributes, by name. `deep`: packed and compiled ones, too."""
     for name, child in module.named_modules():
-        if type(child).__name__ == "OptimizedModule":  # torch.compile's wrapper computes what is in it
+        if type(child).__name__ == "OptimizedModule":  # torch.compile's wrapper computes what it wraps
             continue
         prefix = f"{name}.".replace("_orig_mod.", "") if name else ""
         for key, tensor in chain(child._parameters.items(), child._buffers.items()):
@@ -119,7 +119,7 @@ def _contents(module: nn.Module, *, deep: bool = False) -> Iterator[tuple[str, A
             yield from ((f"{prefix}(hook)", hook) for hook in hooks.values())
         if deep:
             yield from ((f"{prefix}(state) {key}", value) for key, value in _extra_state(child).items())
-        if isinstance(child, (torch.jit.ScriptModule, torch.fx.GraphModule)):  # its class has any name
+        if isinstance(child, (torch.jit.ScriptModule, torch.fx.GraphModule)):  # its class may have any name
             yield f"{prefix}(code)", str(child.code)
         else:
             yield f"{prefix}(class)", type(child).__name__
@@ -155,16 +155,16 @@ def _closures(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 def _is_derived(module: nn.Module, name: str) -> bool:
-    """Whether a tensor is made anew of parameters at every call: by weight norm, spectral norm, pruning."""
+    """Whether a tensor is recomputed from parameters at every call: by weight norm, spectral norm, pruning."""
     weights = module._parameters
     return f"{name}_orig" in weights or (f"{name}_g" in weights and f"{name}_v" in weights)
 
 
 class _Seen:
-    """What a module computes with, at a glance: values that are equal as long as nobody has changed it."""
+    """A cheap summary of what a module computes with: equal values as long as it has not changed."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.kept: list[Any] = []  # so that an id means one object
+        self.kept: list[Any] = []  # keeps ids unique
         self._inside: dict[int, Any] = {}
         self.values = {name: self._glance(value) for name, value in _contents(module)}
 
@@ -177,7 +177,7 @@ class _Seen:
         if id(value) in self._inside:
             return self._inside[id(value)]
         self.kept.append(value)
-        self._inside[id(value)] = id(value)  # while it is open: it may hold itself
+        self._inside[id(value)] = id(value)  # it may contain itself
         found: Any = id(value)
         if isinstance(value, list | tuple):
             found = tuple(self._glance(item) for item in value)
@@ -207,12 +207,12 @@ class _Digest:
         self._open: dict[int, int] = {}
         self._done: dict[int, Any] = {}
         self._kept: list[Any] = []
-        self._in_transformers = False  # a configuration of theirs: its mappings come back from a file in another order
+        self._in_transformers = False  # in a configuration of transformers, files change the order of mappings
         contents = sorted((name, self._of(value, name)) for name, value in _contents(module, deep=True))
         self.text = VERSION + digest(repr(contents).encode())
 
     def _of(self, value: Any, name: str) -> str:
-        """A short text that stands for a value; `name` says in an error where it was found."""
+        """A short text for a value; `name` is its place, for errors."""
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, Enum):
@@ -221,19 +221,19 @@ class _Digest:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, IDLE):
             return type(value).__name__
-        if id(value) in self._open:  # it holds itself
+        if id(value) in self._open:  # it contains itself
             return f"back {len(self._open) - self._open[id(value)]}"
         if id(value) not in self._done:
             self._open[id(value)] = len(self._open)
-            found = self._inside(value, name)
+            contents = self._inside(value, name)
             del self._open[id(value)]
             self._kept.append(value)
-            self._done[id(value)] = digest(repr(found).encode())
+            self._done[id(value)] = digest(repr(contents).encode())
         return str(self._done[id(value)])
 
     def _inside(self, value: Any, name: str) -> Any:
-        if isinstance(value, PLAIN):  # of a class of its own
-            return type(value).__name__, repr(value), sorted((own, self._of(item, name)) for own, item in vars(value).items())
+        if isinstance(value, PLAIN):  # a subclass
+            return type(value).__name__, repr(value), sorted((key, self._of(item, name)) for key, item in vars(value).items())
         if isinstance(value, Tensor) and value.is_quantized:
             return "quantised", str(value.dtype), self._of(value.dequantize(), name)
         if isinstance(value, Tensor):
@@ -242,7 +242,7 @@ class _Digest:
             return "array", str(value.dtype), list(value.shape), digest(value.tobytes())
         if isinstance(value, np.ndarray):
             value = value.tolist()
-        if isinstance(value, list | tuple):  # what was a tuple comes back from a file as a list
+        if isinstance(value, list | tuple):  # files turn tuples into lists
             return "list", [self._of(item, f"{name}[{place}]") for place, item in enumerate(value)]
         if isinstance(value, Mapping):
             items = [(self._of(key, name), self._of(item, f"{name}[{key!r}]")) for key, item in value.items()]
@@ -250,7 +250,7 @@ class _Digest:
         if isinstance(value, set | frozenset):
             return "set", sorted(self._of(item, name) for item in value)
         if isinstance(value, nn.Module):
-            return "module", sorted((own, self._of(item, f"{name}.{own}")) for own, item in _contents(value, deep=True))
+            return "module", sorted((key, self._of(item, f"{name}.{key}")) for key, item in _contents(value, deep=True))
         if isinstance(value, weakref.ref):
             return "reference", self._of(value(), name)
         if isinstance(value, functools.partial):
@@ -260,8 +260,8 @@ class _Digest:
         owner = getattr(value, "__self__", None)
         if callable(value) and owner is not None and not isinstance(owner, type | types.ModuleType):
             function = getattr(value, "__func__", None)
-            own = function is None or getattr(type(owner), value.__name__, None) is function
-            return "method", value.__name__ if own else self._of(function, name), self._of(owner, name)
+            from_class = function is None or getattr(type(owner), value.__name__, None) is function
+            return "method", value.__name__ if from_class else self._of(function, name), self._of(owner, name)
         if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
             if isinstance(value, type) or not isinstance(value, types.FunctionType) or _can_be_imported(value):
                 where = _library(value) or getattr(value, "__module__", None)
@@ -269,7 +269,7 @@ class _Digest:
         elif hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__)):
             outside = self._in_transformers
             self._in_transformers = outside or _library(type(value)) == "transformers"
-            attributes = sorted((own, self._of(item, f"{name}.{own}")) for own, item in _attributes(value))
+            attributes = sorted((key, self._of(item, f"{name}.{key}")) for key, item in _attributes(value))
             self._in_transformers = outside
             return "object", type(value).__name__, attributes
         raise ConfigurationError(
@@ -280,13 +280,13 @@ class _Digest:
 
 
 def _can_be_imported(function: types.FunctionType) -> bool:
-    found: Any = sys.modules.get(function.__module__)
+    value: Any = sys.modules.get(function.__module__)
     for name in function.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is function
+        value = getattr(value, name, None)
+    return value is function
 
 
-# -- where a state came from -------------------------------------------------------------------------------------------------
+# -- the origin of a state ---------------------------------------------------------------------------------------------------
 
 
 def _probe(tensors: list[Tensor]) -> list[float]:
@@ -312,11 +312,11 @@ class Origin:
         self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors()), _steps
 
     def current(self, *, look: bool = False) -> bool:
-        """Whether the module still is what it was when this origin was made; `look` at the numbers in any case."""
+        """Whether the module has not changed since this origin was made; `look`: compare the numbers in any case."""
         return self._module is not None and self._changed(look) is None
 
     def _changed(self, look: bool) -> str | None:
-        """The name of something that is not what it was."""
+        """The name of something that has changed."""
         assert self._module is not None
         assert self._seen is not None
         now, before = _Seen(self._module), self._seen.values
@@ -346,11 +346,11 @@ class Origin:
 
     @property
     def loaded(self) -> bool:
-        """Whether this is a digest alone, of a state that came from elsewhere."""
+        """Whether this is a digest alone, of a state from elsewhere."""
         return self._module is None
 
     def same_as(self, other: Origin) -> bool:
-        """Whether both stand for the same structure and weights. What 0.1 saved is one of ours from its first comparison on."""
+        """Whether both have the same structure and weights. An origin of 0.1 becomes a current one at its first comparison."""
         if self is other or self.fingerprint == other.fingerprint:
             return True
         old, new = (other, self) if self.fingerprint.startswith(VERSION) else (self, other)
@@ -359,7 +359,7 @@ class Origin:
         if new._module is None:
             raise MismatchError(
                 "setstream 0.1 saved one of these states, with a fingerprint that cannot be compared with that of the other. "
-                "Show both to their encoder first: encoder.check_state(state)"
+                "Check both with their encoder first: encoder.check_state(state)"
             )
         if new._digest_0_1 is None:
             new._digest_0_1 = fingerprint_0_1(new._module)

@@ -26,7 +26,7 @@ def reduce_state(state: State, group: Group) -> State:
 
 
 def share_draw(state: State, group: Group) -> State:
-    """The state with the random draw of the group's first rank, so that all parts of a set meet the same slots."""
+    """The state with the random draw of the group's first rank, so that all parts of a set use the same slots."""
     accumulators = {name: accumulator.from_first_rank(group) for name, accumulator in state.accumulators.items()}
     return State(accumulators, state.count, state.origin)
 

@@ -43,7 +43,7 @@ def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str |
     tensors = {"count": count}
     for name, accumulator in accumulators.items():
         tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
-    # Views of one storage would be refused: each tensor gets its own memory.
+    # safetensors refuses views of one storage: each tensor gets its own memory.
     tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     metadata: dict[str, Any] = {
         "version": VERSION,

@@ -2,9 +2,9 @@
 
     state(X ∪ Y) = state(X) + state(Y)          for disjoint X, Y: a commutative monoid, `encoder.empty(B)` its zero
     state(X)     = state(X ∪ Y) - state(Y)      where the pool can (sums and weighted sums can, maxima cannot)
-    state * γ                                   every element seen so far weighs γ of what it did
+    state * γ                                   every element seen so far weighs γ times as much
 
-A state holds a batch of B sets. It is small (slots x width, whatever the number of elements), knows which encoder made
+A state holds a batch of B sets. It is small (slots x width, for any number of elements), knows which encoder made
 it, and goes to bytes and back without pickle.
 """
 
@@ -53,14 +53,14 @@ class State:
     """
 
     __slots__ = ("accumulators", "context", "count", "origin")
-    __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to us
+    __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to State
 
     def __init__(self, accumulators: dict[str, Accumulator], count: Tensor, origin: Origin | None = None) -> None:
         self.accumulators = accumulators
         #: Elements seen, per set: (B,) int64. Removal lowers it; decay does not.
         self.count = count
         self.origin = origin
-        # What the pool computed from its weights alone, kept along a stream so that it is computed once. Never saved.
+        # What the pool computed from its weights alone, once per stream. Never saved.
         self.context: dict[str, Tensor] | None = None
 
     # -- the monoid ---------------------------------------------------------------------------------------------------
@@ -81,32 +81,31 @@ class State:
     def remove(self, part: State, *, tolerance: float = REMOVAL_TOLERANCE) -> State:
         """The state without the elements of `part`, which must have been merged into it before.
 
-        Sums subtract: exact while the remaining elements carry a fair share of each slot's weight and of its numerator.
-        When heavy elements go and light ones stay, or large features and small ones stay, the difference drowns in the
-        rounding error of what was removed. That is estimated over the whole life of the state. A set that loses all its
-        elements becomes exactly empty.
+        Sums are subtracted: exact while the remaining elements have a fair share of each slot's weight and numerator. If heavy
+        elements or large features are removed and light or small ones stay, the difference is smaller than the rounding error
+        of what was removed. That error is estimated over the whole life of the state. A set without elements left becomes
+        exactly empty.
 
-        Features of width one meet PrecisionError now and then without need: a signed sum that happens to be near zero has a
-        large relative error, and nothing that a state keeps tells it from the remainder of large elements that were removed.
+        Features of width one sometimes raise PrecisionError needlessly: a signed sum that happens to be near zero has a large
+        relative error, and the state cannot distinguish it from the remainder of large elements that were removed.
 
         After `state * 0.9`, elements from before are removed as `part * 0.9`. A part that was not scaled with the state gives a
         wrong result without an error: elements of any weight may have been added after the decay.
 
         Args:
-            part: the state of the elements that go.
+            part: the state of the elements to remove.
             tolerance: the largest error, relative to the norm of each slot's sums, that is accepted.
 
         Raises:
             PrecisionError: if the error may be larger than `tolerance`; its `sets` says where.
-            RemovalError: if there are fewer elements than should go, or of a maximum or minimum, which cannot lose any.
-
+            RemovalError: if there are fewer elements than to be removed, or for a maximum or minimum.
         """
         origin = self._must_match(part, "remove")
         count = self.count - part.count
         if bool((count < 0).any()):
             raise RemovalError(
                 f"cannot remove {part.count.tolist()} elements from sets that have seen {self.count.tolist()}: "
-                "only what was merged into a state can be taken out of it."
+                "only what was merged into a state can be removed from it."
             )
         rest = {}
         for name, accumulator in self.accumulators.items():
@@ -129,7 +128,7 @@ class State:
                 f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
             )
         if not bool(((factors > 0) & torch.isfinite(factors)).all()):
-            raise ConfigurationError(f"a state is scaled by positive finite numbers (0.9 forgets a tenth), not by {factor}")
+            raise ConfigurationError(f"a state is scaled by positive finite numbers (such as 0.9), not by {factor}")
         per_set = factors.expand(len(self))
         return self._each(lambda accumulator: accumulator.scale(per_set))
 
@@ -148,7 +147,7 @@ class State:
             index = slice(row, row + 1 or None)
         elif not isinstance(index, slice | Tensor):
             rows = torch.as_tensor(index, device=self.device)
-            index = rows if rows.numel() else rows.long()  # an empty list has no type of its own
+            index = rows if rows.numel() else rows.long()  # an empty list has a floating-point type
         return self._map(lambda tensor: tensor[index])
 
     def __iter__(self) -> Iterator[State]:
@@ -169,16 +168,16 @@ class State:
         first, *rest = states
         origins = [first._must_match(other, "cat", same_batch=False) for other in rest]
         origin = next((origin for origin in origins if origin is not first.origin), first.origin)
-        joined = {name: own.cat([other.accumulators[name] for other in rest]) for name, own in first.accumulators.items()}
+        joined = {name: one.cat([other.accumulators[name] for other in rest]) for name, one in first.accumulators.items()}
         return State(joined, torch.cat([state.count for state in states]), origin)
 
     def select(self, prefix: str) -> State:
         """The accumulators of one member of a `Parallel` pool."""
         start = prefix + "/"
-        chosen = {name.removeprefix(start): own for name, own in self.accumulators.items() if name.startswith(start)}
+        chosen = {name.removeprefix(start): one for name, one in self.accumulators.items() if name.startswith(start)}
         return State(chosen, self.count, self.origin)
 
-    # -- where and how it is held -------------------------------------------------------------------------------------
+    # -- device and dtype ---------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
@@ -187,7 +186,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together: the price of keeping a stream open."""
+        """Bytes of all tensors together: the memory of an open stream."""
         return sum(tensor.nbytes for tensor in self.tensors().values()) + self.count.nbytes
 
     def to(self, target: torch.device | str | torch.dtype) -> State:
@@ -201,13 +200,13 @@ class State:
         return narrow._map(lambda tensor: tensor.to(device))
 
     def widened(self) -> State:
-        """The state of one chunk as adding it to an empty state gives it."""
+        """The state of one chunk as if added to an empty state."""
         return self._each(lambda accumulator: accumulator.widened())
 
     @property
     def parts(self) -> dict[str, Accumulator]:
         """The old name of `accumulators`."""
-        warnings.warn("State.parts is now State.accumulators; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+        warnings.warn("State.parts is now State.accumulators; the old name is removed in 0.3", DeprecationWarning, stacklevel=2)
         return self.accumulators
 
     def detach(self) -> State:
@@ -231,7 +230,7 @@ class State:
         return cls(*serialization.parse(data)).checked()
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a file, whole or not at all."""
+        """Write the state to a file atomically."""
         serialization.write(self.to_bytes(), Path(path))
 
     @classmethod
@@ -256,10 +255,10 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of all accumulators by name, `accumulator.tensor`; views, and without the count."""
-        return {f"{name}.{key}": t for name, own in self.accumulators.items() for key, t in own.tensors.items()}
+        return {f"{name}.{key}": t for name, one in self.accumulators.items() for key, t in one.tensors.items()}
 
     def _must_match(self, other: State, action: str, same_batch: bool = True) -> Origin | None:
-        """Raise unless the two can become one; gives the origin of what they become."""
+        """Raise unless the two can be merged; returns the origin of the result."""
         if not isinstance(other, State):
             raise MismatchError(f"cannot {action} a State and a {type(other).__name__}")
         if self.kinds() != other.kinds():  # one may be of 0.1
@@ -292,11 +291,11 @@ class State:
             if a.is_floating_point() != b.is_floating_point() or not (fits(self, a, b) or fits(other, b, a)):
                 came = " and ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in (a, b))
                 raise MismatchError(f"cannot {action} states of different shapes: {name} is {came}")
-        # What came from elsewhere is still to be checked by an encoder, and so is what it is a part of.
+        # An encoder has not yet checked a state from elsewhere, nor what contains it.
         return other.origin if other.origin is not None and other.origin.loaded else self.origin
 
     def checked(self, place: str = "") -> Self:
-        """The state, if elements can have given its numbers; else StateFormatError. For what comes from outside."""
+        """The state; StateFormatError if no elements can give its numbers. For states from outside."""
         if bool(((self.count < 0) | (self.count > MOST_ELEMENTS)).any()):
             raise StateFormatError(f"{place}a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
         for name, accumulator in self.accumulators.items():
@@ -315,10 +314,7 @@ class State:
 
 
 def fits(state: State, tensor: Tensor, known: Tensor) -> bool:
-    """Whether a state's tensor has the shape of a known one, up to the batch.
-
-    A state of no elements may not know its width yet: axes of size one fit any size.
-    """
+    """Whether a tensor has the shape of a known one, up to the batch; axes of size one may be widths that are not known yet."""
     if tensor.shape[1:] == known.shape[1:]:
         return True
     sizes = zip(tensor.shape[1:], known.shape[1:], strict=False)

@@ -30,7 +30,7 @@ class Transaction:
         self.table, self.execute, self._execute_many = table, execute, execute_many
 
     def read(self, ids: Collection[str]) -> dict[str, bytes]:
-        """The bytes of those ids that are there."""
+        """The bytes of those ids that exist."""
         marks = ", ".join(["%s"] * len(ids))
         rows = self.execute(f"SELECT id, state FROM {self.table} WHERE id IN ({marks})", list(ids)).fetchall()
         return {name: bytes(state) for name, state in rows}
@@ -41,7 +41,7 @@ class Transaction:
         self._execute_many(f"INSERT INTO {self.table} (id, count, state) VALUES (%s, %s, %s) {change}", list(rows))
 
     def delete(self, id: str) -> bool:
-        """Delete a row; returns whether it was there."""
+        """Delete a row; returns whether it existed."""
         return bool(self.execute(f"DELETE FROM {self.table} WHERE id = %s", [id]).rowcount > 0)
 
 
@@ -55,7 +55,6 @@ class Rows(ABC):
     Args:
         place: The name of the database in messages.
         locks: The locks that the database's connections are used under, in the order in which they are taken.
-
     """
 
     #: The tables' names.
@@ -67,13 +66,13 @@ class Rows(ABC):
 
     def __init__(self, place: str, *locks: AbstractContextManager[Any]) -> None:
         self.place = place
-        #: For what a store keeps of its rows in memory.
+        #: Guards what a store keeps of its rows in memory.
         self.cache_lock = threading.RLock()
         self._locks = [*locks, self.cache_lock]
         _open_rows.add(self)
 
     def remember(self, facts: dict[str, str]) -> dict[str, str]:
-        """Make the tables with these facts where there are none; returns the facts that were there, none if all is new."""
+        """Create the tables with these facts if there are none; returns the facts stored before, none if the tables are new."""
         with self.transaction([]) as transaction:
             for statement in self.schema:
                 transaction.execute(statement.format(meta=self.meta, states=self.states), [])
@@ -89,20 +88,20 @@ class Rows(ABC):
 
     @abstractmethod
     def transaction(self, ids: Collection[str]) -> AbstractContextManager[Transaction]:
-        """All or nothing, and no other writer of these ids meanwhile; without ids, no other writer of facts."""
+        """A transaction that excludes other writers of these ids; without ids, other writers of facts."""
 
     @abstractmethod
     def close(self) -> None:
         """Close all connections; another call opens them again."""
 
     def before_fork(self) -> None:
-        """Wait until no thread is at work, and close."""
+        """Wait until no thread uses a connection, and close all."""
         for lock in self._locks:
             lock.__enter__()
         self.close()
 
     def after_fork(self) -> None:
-        """Let threads work again."""
+        """Let threads use connections again."""
         for lock in reversed(self._locks):
             lock.__exit__(None, None, None)
 

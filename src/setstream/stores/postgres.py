@@ -31,7 +31,7 @@ class PostgresRows(Rows):
     """Rows in two tables of one database; `wait`: seconds to wait for a lock or a connection before giving up."""
 
     states, meta = "setstream_states", "setstream_meta"
-    # In the order of bytes, as SQLite has it, whatever the database's language.
+    # In the order of bytes, as in SQLite, for any language of the database.
     schema = (
         Rows.schema[0],
         'CREATE TABLE IF NOT EXISTS {states} (id TEXT COLLATE "C" PRIMARY KEY, count BIGINT NOT NULL, state BYTEA NOT NULL)',

@@ -1,7 +1,7 @@
 """Rows in one SQLite file.
 
 WAL mode: readers and one writer at a time, and a commit that has returned survives a crash. There is one writer for the
-whole file, so a transaction locks every id; another process that wants to write waits. Reads use a separate connection and
+whole file, so a transaction locks every id; other processes that write wait. Reads use a separate connection and
 do not wait for writers.
 """
 
@@ -90,7 +90,7 @@ class SqliteRows(Rows):
         return database
 
     def _wrong(self, error: Exception, done: str) -> StoreError:
-        """An error of SQLite's, with what to do about it."""
+        """The error to raise for one of SQLite's, with what to do about it."""
         text = str(error)
         if "locked" in text:
             reason = f"another process held it for more than {self.wait:.0f} s"

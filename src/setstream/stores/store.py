@@ -5,7 +5,7 @@
 
 The states are in one SQLite file, or in PostgreSQL where several machines share them (`backend.py`). Elements become
 a state before the transaction begins, so a lock is held for a merge of small states only; two processes that update the
-same set wait for each other and lose nothing.
+same set wait for each other, and no update is lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from setstream.stores.sqlite import SqliteRows
 VERSION = 1
 # Bytes of the states that are kept parsed, with about as much again for their tensors.
 CACHE_BYTES = 2**25
-# States that the model reads at a time to see whether it can.
+# States per batch when checking that the model can read them.
 CHECKED_TOGETHER = 256
 
 
@@ -68,7 +68,7 @@ class Changed:
 class StateStore(AbstractContextManager["StateStore"]):
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
-    A change that the model could not read afterwards (a prediction with NaN or infinity) raises NonFiniteError and is not made.
+    A change after which the model's prediction would be NaN or infinity raises NonFiniteError and is not made.
 
     Args:
         place: A file, or the URL of a PostgreSQL database: postgresql://user@host/name.
@@ -85,7 +85,6 @@ class StateStore(AbstractContextManager["StateStore"]):
         ...         count = store.update("customer-7", torch.randn(50, 3))
         ...     count, store.predict("customer-7").shape
         (150, torch.Size([1, 2, 1]))
-
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         return self.merge(id, self._absorb(elements))
 
     def remove(self, id: str, elements: Tensor) -> int:
-        """Take elements out of a set again; returns how many are left."""
+        """Remove elements from a set; returns how many are left."""
         part = self._absorb(elements)
         return self._replace(id, lambda state: state - part)
 
@@ -133,11 +132,11 @@ class StateStore(AbstractContextManager["StateStore"]):
         return result.count
 
     def decay(self, id: str, factor: float) -> None:
-        """Multiply the state of a set by a factor: what it has seen so far weighs less."""
+        """Multiply the state of a set by a factor: its elements so far weigh less."""
         self._replace(id, lambda state: state * factor)
 
     def delete(self, id: str) -> bool:
-        """Delete a set; returns whether it was there."""
+        """Delete a set; returns whether it existed."""
         with self.rows.transaction([_checked_id(id)]) as transaction:
             return transaction.delete(id)
 
@@ -197,8 +196,8 @@ class StateStore(AbstractContextManager["StateStore"]):
     def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
         """Make many changes in one transaction, in their order.
 
-        A change that fails leaves the others be, so that one commit serves many callers. A part that the model cannot read, by
-        itself or in its set, is an error: later elements would not mend the set.
+        A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
+        or in its set, is an error: later elements would not repair the set.
 
         Args:
             changes: The changes; several may be of one set.
@@ -206,7 +205,6 @@ class StateStore(AbstractContextManager["StateStore"]):
 
         Returns:
             For each change its result, or the error that prevented it.
-
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and _is_text(id)}
         with self.rows.transaction(ids) as transaction:
@@ -239,7 +237,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         parsed: dict[str, State] = {}
         states: dict[str, State] = {}
         parts: list[State] = []
-        origin = self.encoder.empty(1).origin  # one look at the weights for all parts that were just made with them
+        origin = self.encoder.empty(1).origin  # computed once for all parts that were just made with these weights
 
         def state_of(name: str) -> State | None:
             if name not in states and name not in parsed and name in stored:
@@ -294,7 +292,6 @@ class StateStore(AbstractContextManager["StateStore"]):
             states: Pairs of an id and a state.
             skip: Called with the id of a state that the model cannot read, and the reason; the state is left out. Without
                 it, such a state is an error and nothing is written.
-
         """
         with self.rows.transaction([]) as transaction:
             pairs = iter(states)
@@ -352,10 +349,7 @@ class StateStore(AbstractContextManager["StateStore"]):
                 self._cache_bytes -= len(self._cache.popitem(last=False)[1][0])
 
     def _must_be_readable(self, states: Sequence[State]) -> None:
-        """Raise NonFiniteError unless the prediction for each state is finite, MismatchError where the model fails on one.
-
-        The head runs once for all of them: a batch of many sets costs little more than one set.
-        """
+        """Raise NonFiniteError unless all predictions are finite, MismatchError if the model fails; the head runs once."""
         distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
         for start in range(0, len(distinct), CHECKED_TOGETHER):
             try:
@@ -371,7 +365,7 @@ class StateStore(AbstractContextManager["StateStore"]):
                 raise NonFiniteError("with these elements the model's prediction is NaN or infinity: they are too large for it")
 
     def _unreadable(self, states: Sequence[State]) -> dict[int, SetstreamError]:
-        """The states that the model cannot read, by `id(state)`, with the reason: looked for by halves."""
+        """The states that the model cannot read, by `id(state)`, with the reason; found by bisection."""
         try:
             self._must_be_readable(states)
         except SetstreamError as error:
@@ -406,7 +400,7 @@ def _row(id: str, state: State) -> tuple[str, int, bytes]:
 
 
 def _checked_id(id: object) -> str:
-    """An id, which is text that a database can hold. SQLite would find a number under one key and keep it under another."""
+    """An id, which is text that a database can hold. SQLite would look up a number under another key than it stores it."""
     if not isinstance(id, str):
         raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
     if not _is_text(id):

@@ -22,7 +22,6 @@ def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ())
     Example:
         >>> type(open_model("umbc+set-transformer")).__name__
         'SetModel'
-
     """
     if is_saved(Path(name)):
         return SetModel.from_pretrained(name, builder=builder, trust=trust)
@@ -34,11 +33,11 @@ def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ())
         return SHIPPED.open(name)
     if ":" not in name:
         raise ConfigurationError(
-            f"{name!r} is not a run folder, a saved model or a shipped one ({', '.join(SHIPPED.available())}); name a model of "
-            "your own as package.module:name"
+            f"{name!r} is not a run folder, a saved model or a shipped one ({', '.join(SHIPPED.available())}); name your own "
+            "model as package.module:name"
         )
     named = find(name, "model")
     model = named if isinstance(named, SetModel) else named() if callable(named) else named
     if not isinstance(model, SetModel):
-        raise ConfigurationError(f"{name!r} must be an ss.SetModel, or a function that gives one; it is {type(model).__name__}")
+        raise ConfigurationError(f"{name!r} must be an ss.SetModel, or a function returning one; it is {type(model).__name__}")
     return model.eval()

@@ -14,7 +14,7 @@ from setstream.nn.attention import check_heads
 
 
 class MAB(nn.Module):
-    """Rows x (B, M, x_dim) look at a set y (B, N, y_dim): (B, M, dim)."""
+    """Rows x (B, M, x_dim) attend to a set y (B, N, y_dim): (B, M, dim)."""
 
     def __init__(self, x_dim: int, y_dim: int, dim: int, heads: int, *, layer_norm: bool) -> None:
         super().__init__()
@@ -26,7 +26,6 @@ class MAB(nn.Module):
         self.norm2 = nn.LayerNorm(dim) if layer_norm else nn.Identity()
 
     def forward(self, x: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The projected rows of x after they have read the real elements of y."""
         queries = self.query(x)
         q, k, v = (rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (queries, self.key(y), self.value(y)))
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
@@ -35,19 +34,18 @@ class MAB(nn.Module):
 
 
 class SAB(nn.Module):
-    """Every row reads all rows: (B, N, dim) to (B, N, dim)."""
+    """Every row attends to all rows: (B, N, dim) to (B, N, dim)."""
 
     def __init__(self, dim: int, heads: int, *, layer_norm: bool) -> None:
         super().__init__()
         self.block = MAB(dim, dim, dim, heads, layer_norm=layer_norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The rows after they have read each other."""
         return self.block(x, x, mask)
 
 
 class PMA(nn.Module):
-    """Learned seeds read the set: (B, N, in_dim) to (B, num_seeds, dim)."""
+    """Learned seeds attend to the set: (B, N, in_dim) to (B, num_seeds, dim)."""
 
     def __init__(self, in_dim: int, dim: int, heads: int, num_seeds: int, *, layer_norm: bool) -> None:
         super().__init__()
@@ -55,12 +53,11 @@ class PMA(nn.Module):
         self.block = MAB(dim, in_dim, dim, heads, layer_norm=layer_norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """What the seeds read."""
         return self.block(self.seeds.expand(len(x), -1, -1), x, mask)
 
 
 class ISAB(nn.Module):
-    """Every row reads what the inducing points read of the set: (B, N, in_dim) to (B, N, dim)."""
+    """Inducing points attend to the set, and every row to them: (B, N, in_dim) to (B, N, dim)."""
 
     def __init__(self, in_dim: int, dim: int, heads: int, num_inducing: int, *, layer_norm: bool) -> None:
         super().__init__()
@@ -68,5 +65,4 @@ class ISAB(nn.Module):
         self.spread = MAB(in_dim, dim, dim, heads, layer_norm=layer_norm)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The rows after they have read the inducing points."""
         return self.spread(x, self.gather(x, mask))

@@ -1,4 +1,4 @@
-"""The laws of set encoding, as checks that anyone can run on their own encoder::
+"""The laws of set encoding, as checks for any encoder::
 
     consistency      z(chunk_1, ..., chunk_C) = z(X)               for every partition of X
     permutation      z(π X) = z(X)                                 for every order of the elements
@@ -8,7 +8,7 @@
     unbiased         E[∂L/∂θ of `encode(gradient="unbiased")`] = ∂L/∂θ
 
 Equality is judged as flash attention judges it: the result in working precision may be at most twice as far from a
-float64 reference as the one-shot result is (plus a few units in the last place: the one-shot result may be right by luck).
+float64 reference as the one-shot result is (plus a few units in the last place: the one-shot result may be exact by chance).
 A check returns the largest error that it measured, relative to the largest value, and raises `LawViolation` with the
 numbers in its message. All checks work on an eval-mode copy: your model is not touched.
 """

@@ -20,7 +20,7 @@ from setstream.pools.base import named_tensors
 from setstream.sets.layout import Sets, pack
 from setstream.testing.laws import FACTOR, SLACK_DOUBLE
 
-# Gradients are longer sums: luck makes the full one right to the last place more often.
+# Gradients are longer sums: the full one is exact to the last place by chance more often.
 SLACK_GRADIENT = 64.0
 
 Loss = Callable[[Any], Tensor]
@@ -36,11 +36,11 @@ def default_loss(output: Any) -> Tensor:
 
 
 def parameter_gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **options: Any) -> dict[str, Tensor]:
-    """∂L/∂θ of every parameter that learns, by name, through `encode(**options)`."""
+    """∂L/∂θ of every trainable parameter, by name, through `encode(**options)`."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     encoder, head = (model.encoder, model.head) if isinstance(model, SetModel) else (model, nn.Identity())
     value = loss(head(encode(encoder, sets, **options)))
-    if not value.requires_grad:  # sets without elements, and nothing after the pool that learns
+    if not value.requires_grad:  # sets without elements, and no trainable parameter after the pool
         return {name: torch.zeros_like(p) for name, p in learned.items()}
     gradients = torch.autograd.grad(value, list(learned.values()), allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), gradients, strict=True)}
@@ -55,9 +55,9 @@ def check_exact_gradient(
     loss: Loss = default_loss,
     **options: Any,
 ) -> float:
-    """`encode(gradient="exact")` gives every parameter the gradient of `full`, as close to float64 as full itself comes.
+    """`encode(gradient="exact")` gives every parameter the gradient of `full`, as close to float64 as `full` is.
 
-    Further options go to `encode`, so that any mode that should be exact can be checked. Gives the largest error, relative to
+    Further options go to `encode`, so that any mode that should be exact can be checked. Returns the largest error, relative to
     the largest entry of that parameter's gradient.
 
     >>> import torch, setstream as ss
@@ -73,7 +73,7 @@ def check_exact_gradient(
     full = parameter_gradients(subject, ragged, loss, gradient="full")
     exact = parameter_gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": chunk_size, **options})
     largest = 0.0
-    # A gradient that all but cancels (a key bias before a softmax) is mostly rounding: compare it with the others' size.
+    # A gradient that nearly cancels (a key bias before a softmax) is mostly rounding: compare it with the others' size.
     size = max((float(g.abs().max()) for g in reference.values() if g.numel()), default=0.0)
     for name, expected in reference.items():
         scale = max(float(expected.abs().max()), 0.05 * size) or 1.0
@@ -115,7 +115,7 @@ def check_unbiased_gradient(
 
     Each entry gives a z-score, its distance from the full gradient in standard errors. The largest must stay below what as
     many normal numbers as there are entries exceed once in a thousand times (`z_bound`). Works in float64. Further options
-    (gradient, grad_chunks, replacement, ...) go to `encode`; `estimate` checks an estimator of your own. Gives the largest z.
+    (gradient, grad_chunks, replacement, ...) go to `encode`; `estimate` checks your own estimator. Returns the largest z.
 
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 4), ss.UMBC(4, num_slots=2))

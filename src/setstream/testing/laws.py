@@ -1,7 +1,4 @@
-"""The laws of values: consistency, permutation invariance, merging, slot equivariance.
-
-Each check compares with a float64 twin of the model, on an eval-mode copy.
-"""
+"""The laws of values: consistency, permutation, merging, slots; each check compares an eval-mode copy with a float64 twin."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -20,7 +17,7 @@ from setstream.states.state import State
 FACTOR = 2.0
 # Units in the last place of the largest value that are always allowed.
 SLACK = 8.0
-# A one-shot result that is this far off is not rounding.
+# A larger error of the one-shot result is not rounding.
 GROSSLY_WRONG = 0.1
 # A float64 model has no wider reference: it is compared with its own one-shot result.
 SLACK_DOUBLE = 256.0
@@ -69,7 +66,7 @@ class Subject:
         return errors
 
     def judge(self, law: str, case: str, z: Any) -> float:
-        """Raise unless every tensor of z is as close to the reference as the law demands."""
+        """Raise LawViolation unless every tensor of z is close enough to the reference."""
         largest = 0.0
         dtypes = {name: tensor.dtype for name, tensor in named_tensors(z)}
         for name, error in self.errors(z).items():
@@ -85,7 +82,7 @@ class Subject:
 
 
 def random_partition(sets: list[Tensor], chunks: int, generator: torch.Generator) -> list[list[Tensor]]:
-    """Each set's elements dealt at random over `chunks` chunks, some of which may get none of a set.
+    """Each set's elements distributed at random over `chunks` chunks, some of which may get none.
 
     >>> import torch
     >>> chunks = random_partition([torch.arange(5), torch.arange(2)], 3, torch.Generator().manual_seed(0))
@@ -166,7 +163,7 @@ def check_permutation_invariance(
 def check_merge(
     model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0
 ) -> float:
-    """States add up: commutative, associative, with `encoder.empty` as zero, through bytes, and to the whole's answer.
+    """States add up to the whole's answer: commutative, associative, with `encoder.empty` as zero, also through bytes.
 
     >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.DeepSets("max"))

@@ -1,7 +1,7 @@
 """Training: one trainer for every task.
 
-A `Task` brings data, models by name, a loss and metrics; a `TrainConfig` says how; a `Trainer` does it in a run folder, and
-goes on where it was stopped.
+A `Task` provides data, models by name, a loss and metrics; a `TrainConfig` holds the options; a `Trainer` trains in a run
+folder, and resumes a stopped run.
 """
 
 from setstream.training.allocator import keep_freed_memory

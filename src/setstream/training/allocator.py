@@ -1,6 +1,6 @@
 """Keep freed memory in the process instead of giving it back between two steps.
 
-Tensors of some megabytes are made and freed at every step. The C library's default hands such memory back to the system, and
+Tensors of some megabytes are made and freed at every step. The C library's default returns such memory to the system, and
 each step then pays for having it mapped and zeroed again, page by page: measured on the clustering step, a fifth of its time.
 """
 
@@ -14,7 +14,7 @@ _KEPT = 512 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library to keep up to 512 MiB of freed memory for the next step; says whether it will.
+    """Tell the C library to keep up to 512 MiB of freed memory for the next step; returns whether it will.
 
     Does nothing where the C library is not glibc. What the process has in use does not change, only what it gives back.
     """

@@ -6,8 +6,8 @@
                                   checksums.json           BLAKE2b of the three
 
 A checkpoint is written into a hidden folder, flushed to the disk, and renamed: it is complete, whenever the process was killed.
-The one before is kept, because disks and copies can damage files: a run is resumed from the newest that is whole.
-Checkpoints of 0.1 have no checksums; they are whole if they can be read.
+The previous one is kept, because disks and copies can damage files: a run is resumed from the newest intact one.
+Checkpoints of 0.1 have no checksums; they are intact if they can be read.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ UNREADABLE = (SafetensorError, pickle.UnpicklingError)
 
 
 def weights_of(place: Path) -> Path:
-    """The file of weights at a place: the file itself, or those of a run at its end, or of its newest whole checkpoint."""
+    """The file of weights at a path: the file itself, a run's final weights, or those of its newest intact checkpoint."""
     if place.is_file():
         return place
     if (place / "model.safetensors").exists():
@@ -67,7 +67,7 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def damaged(self) -> dict[int, str]:
-        """The checkpoints that are newer than the newest whole one, with what is wrong with each."""
+        """The checkpoints that are newer than the newest intact one, with what is wrong with each."""
         problems = {}
         for step in reversed(self.steps()):
             problem = _problem(self.place(step))
@@ -83,7 +83,7 @@ class Checkpoints:
         return self.place(step).rename(target)
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
-        """Write a checkpoint and remove the oldest. One that exists already is the same."""
+        """Write a checkpoint and remove the oldest. An existing one of this step is left: it is the same."""
         target = self.place(step)
         if target.is_dir():
             return target
@@ -121,7 +121,7 @@ def _checksum(path: Path) -> str:
 
 
 def _problem(place: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is whole."""
+    """What is wrong with a checkpoint; None if it is intact."""
     try:
         if (place / CHECKSUMS).exists():
             wanted = json.loads((place / CHECKSUMS).read_text())

@@ -16,7 +16,7 @@ from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
 from setstream.pools.base import AVERAGE
 
-#: The values of options that have a few.
+#: The allowed values of options that have few of them.
 CHOICES = {
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("constant", "step", "cosine"),
@@ -44,29 +44,29 @@ class TrainConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
 
     steps: int = 50_000
-    batch: int = 10  # sets in a step, over all processes
+    batch: int = 10  # sets per step, over all processes
     optimizer: str = "adam"
     lr: float = 1e-3
     weight_decay: float = 0.0
-    beta1: float = 0.9  # of sgd, the momentum
+    beta1: float = 0.9  # for sgd, the momentum
     beta2: float = 0.999
     schedule: str = "step"  # constant; step: times drop_factor at drop_at; cosine: down to lr · final_factor
     drop_at: float = 0.7
     drop_factor: float = 0.1
     final_factor: float = 0.0
-    warmup: int = 0  # steps of linear rise
+    warmup: int = 0  # steps of linear increase
     clip: float | None = None  # largest norm of the gradient
 
     gradient: str = "unbiased"
     chunk_size: int = 8
     grad_chunks: int = 1
-    features: str = "cache"  # of importance: in memory, in files under a folder (its path), or "recompute": constant memory
+    features: str = "cache"  # for importance: in memory, in files under a folder (its path), or "recompute": constant memory
 
     chunks: str | None = None  # "average": train a model that is not consistent on the mean over chunks, not on whole sets
 
     init_from: str | None = None  # a run folder or a file of weights to begin with
-    freeze: list[str] = field(default_factory=list)  # beginnings of names of parameters that stay as they are
-    select: str | None = None  # end with the weights whose evaluation on the way had the largest value of this metric
+    freeze: list[str] = field(default_factory=list)  # prefixes of the names of parameters that are not trained
+    select: str | None = None  # end with the weights that had the largest value of this metric during training
 
     seed: int = 0
     device: str = "auto"
@@ -123,7 +123,7 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     def changed_since(self, earlier: dict[str, Any]) -> list[str]:
-        """The options that differ from those of an earlier run, as its config.json has them, and change what is computed."""
+        """The options that differ from those of an earlier run, as in its config.json, and change what is computed."""
         now = json.loads(json.dumps(self.to_dict()))
         return [name for name in now if name not in FREE and now[name] != earlier.get(name, now[name])]
 

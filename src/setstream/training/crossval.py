@@ -51,7 +51,7 @@ def cross_validate(
 def summarise(scores: list[dict[str, float]], repeats: int) -> dict[str, dict[str, float]]:
     """Of every metric that all folds have: the mean, the spread of the repeats' means, and a 95 % interval of the mean.
 
-    The interval treats the folds' scores as independent. Folds of different repeats share bags, so it is rather too narrow.
+    The interval treats the folds' scores as independent. Folds of different repeats share bags, so it is somewhat too narrow.
     """
     folds, rows = len(scores) // repeats, {}
     for name in scores[0]:

@@ -17,7 +17,7 @@ from setstream.training.task import Batch
 
 
 def choose_device(name: str, rank: int = 0) -> torch.device:
-    """The device of a name; "auto" takes CUDA, then MPS, then the CPU. "cuda" alone is shared out by `rank`."""
+    """The device with this name; "auto" takes CUDA, then MPS, then the CPU. `rank` chooses the device of "cuda" alone."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         name = next((kind for kind in available if available[kind]), "cpu")
@@ -26,7 +26,7 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
     except RuntimeError as error:
         raise ConfigurationError(f"there is no kind of device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
     if not available.get(device.type, True):
-        raise DeviceError(f"device {name!r} was asked for, and there is no {device.type.upper()} device here: use auto or cpu")
+        raise DeviceError(f"device {name!r} was requested, but there is no {device.type.upper()} device here: use auto or cpu")
     return torch.device("cuda", rank % torch.cuda.device_count()) if name == "cuda" else device
 
 
@@ -72,7 +72,7 @@ class Processes:
         return {name: value[part] for name, value in batch.items()}
 
     def wait(self) -> None:
-        """Wait until all processes are here."""
+        """Wait for all processes."""
         if self.group is not None:
             dist.barrier()
 

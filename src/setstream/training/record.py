@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
+"""The records of a run: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
 
 import json
 import os
@@ -19,10 +19,7 @@ from setstream.errors import ConfigurationError
 
 
 class Metrics:
-    """Metrics by step, appended to metrics.jsonl; on resuming, lines after the checkpoint are dropped: they are written again.
-
-    Only the first process writes: `active`.
-    """
+    """Metrics by step in metrics.jsonl, of the first process (`active`); resuming drops the lines after the checkpoint."""
 
     def __init__(self, folder: Path, tensorboard: bool, from_step: int, active: bool) -> None:
         self.active = active
@@ -56,7 +53,7 @@ class Metrics:
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:
-    """All lines that are whole: the last may have been cut off when the process was killed."""
+    """All complete lines: the last may have been cut off when the process was killed."""
     path, lines = folder / "metrics.jsonl", []
     for text in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):

@@ -25,7 +25,7 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """The task of a name: one of ours, or your own as `package.module:Class`.
+    """The task with this name: a built-in one, or your own as `package.module:Class`.
 
     >>> task_class("clustering").name
     'clustering'
@@ -60,16 +60,13 @@ def build_task(config: TrainConfig) -> Task:
 def read_run(folder: Path) -> TrainConfig:
     """The options of an earlier run."""
     if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"{folder} is no run folder: it has no config.json")
+        raise ConfigurationError(f"{folder} is not a run folder: it has no config.json")
     return TrainConfig.from_dict(read_options(folder / "config.json"))
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run in a folder, with its options as they are in config.json there.
-
-    trust: import paths, package.module:name, that these options may name although they are not ours: a task, a backbone.
-    """
+    """A run in a folder, with the options in its config.json; `trust`: import paths outside setstream that they may name."""
 
     folder: Path
     config: TrainConfig
@@ -81,7 +78,7 @@ class SavedRun:
             return build_task(self.config)
 
     def model(self, task: Task | None = None) -> SetModel:
-        """The model of the run, in eval mode: as it ended, or as its last checkpoint has it. `task`: the run's, if at hand."""
+        """The model of the run, in eval mode: the final one, or that of its last checkpoint. `task`: the run's, if known."""
         task = task or self.task()
         options = self.config.model_options
         with named_by_file(self.folder / "config.json", self.trust):

@@ -1,7 +1,7 @@
 """Random numbers that depend on the seed, the step and the rank alone.
 
-No state of a generator has to be saved, and a run that goes on at step n, on any number of processes, meets the numbers that
-it would have met without stopping.
+No state of a generator has to be saved, and a run that is resumed at step n, on any number of processes, draws the numbers that
+it would have drawn without stopping.
 """
 
 import torch
@@ -25,7 +25,7 @@ def mix(*numbers: int) -> int:
 
 
 def in_epochs(step: int, size: int, total: int, *seed: int) -> list[int]:
-    """The places of a step's batch among `total` things, all of which come once an epoch, each time in another order.
+    """The indices of a step's batch among `total` items; each item comes once per epoch, in a new order each time.
 
     >>> sorted(in_epochs(0, 2, 4) + in_epochs(1, 2, 4)), sorted(in_epochs(0, 6, 3))
     ([0, 1, 2, 3], [0, 0, 1, 1, 2, 2])

@@ -1,4 +1,4 @@
-"""Ctrl-C that saves: a request to stop is noted, and followed after the step."""
+"""Save on Ctrl-C: a request to stop takes effect after the current step."""
 
 import signal
 import threading

@@ -25,7 +25,7 @@ def freeze(model: nn.Module, prefixes: list[str]) -> None:
     for prefix in prefixes:
         if not any(_under(name, [prefix]) for name in names):
             parts = sorted({".".join(name.split(".")[:2]) for name in names})
-            raise ConfigurationError(f"freeze: no parameter is called {prefix!r} or begins so; there are {', '.join(parts)}")
+            raise ConfigurationError(f"freeze: no parameter's name begins with {prefix!r}; there are {', '.join(parts)}")
     for name, parameter in model.named_parameters():
         if _under(name, prefixes):
             parameter.requires_grad_(False)
@@ -51,5 +51,5 @@ def begin_with(model: nn.Module, place: str, frozen: list[str]) -> None:
         raise ConfigurationError(f"the weights in {path} are of another model: it has no {unknown[:5]} of these shapes")
     missing = [name for name, _ in model.named_parameters() if _under(name, frozen) and name not in weights]
     if missing:
-        raise ConfigurationError(f"{missing[:5]} should be frozen, and {path} does not hold them: they would stay random")
+        raise ConfigurationError(f"{missing[:5]} should be frozen, but {path} does not hold them: they would stay random")
     model.load_state_dict(weights, strict=False)

@@ -1,4 +1,4 @@
-"""What a task brings: data, models by name, a loss and metrics.
+"""What a task provides: data, models by name, a loss and metrics.
 
     batch(step)  ->  {name: tensor}        drawn from a generator that depends on the seed and the step alone
     loss         ->  a number              of one batch, through `encode`, which knows the gradient mode
@@ -76,20 +76,20 @@ class Encode:
 
 
 class Task(ABC):
-    """A learning problem over sets. Subclass it, give it a name and five methods, and hand it to a `Trainer`.
+    """A learning problem over sets. Subclass it, give it a name and five methods, and pass it to a `Trainer`.
 
     Options of a task are the keyword arguments of its constructor.
     """
 
-    #: How it is called on the command line.
+    #: Its name on the command line.
     name: ClassVar[str]
     #: A line for `setstream tasks`.
     summary: ClassVar[str] = ""
     #: The function that adds the task's tables and figures to a report, by its import path; None: a table of metrics.
     report: ClassVar[str | None] = None
-    #: Its models by name: each a function of keyword options that gives a SetModel.
+    #: Its models by name: each a function of keyword options that returns a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
-    #: The seed of the run that trains it, which the trainer sets: what the order of examples in epochs follows from.
+    #: The seed of the run that trains it, which the trainer sets: it determines the order of examples in epochs.
     seed: int = 0
 
     def build(self, model: str, **options: Any) -> SetModel:
@@ -102,7 +102,7 @@ class Task(ABC):
         except TypeError as error:
             raise ConfigurationError(f"the model {model} does not take these options ({options}): {error}") from error
         place = place_of(builder, model)
-        with suppress(ConfigurationError):  # options that no file could hold: such a model is saved with a builder
+        with suppress(ConfigurationError):  # options that JSON cannot hold: save such a model with a builder
             return built if place is None else built.remember(place, options)
         return built
 

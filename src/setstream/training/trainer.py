@@ -121,14 +121,14 @@ class Trainer:
         damaged = self.checkpoints.damaged()
         if damaged and len(damaged) == len(self.checkpoints.steps()):
             raise ConfigurationError(
-                f"{self.folder}: no checkpoint is whole ({'; '.join(damaged.values())}): bring back a copy of "
+                f"{self.folder}: no checkpoint is intact ({'; '.join(damaged.values())}): restore a copy of "
                 f"{self.checkpoints.folder}, or move it away to train from the beginning"
             )
         self.processes.wait()
         if self.processes.first:
             for step, problem in damaged.items():
                 kept = self.checkpoints.keep_damaged(step)
-                warnings.warn(f"the checkpoint of step {step} is damaged, and kept as {kept}: {problem}", stacklevel=2)
+                warnings.warn(f"the checkpoint of step {step} is damaged and kept as {kept}: {problem}", stacklevel=2)
             self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints.clean()
             write_atomically(options, json.dumps(self.config.to_dict(), indent=2))
@@ -151,7 +151,7 @@ class Trainer:
             raise ConfigurationError(f"{self.folder} holds a run with other options ({changes}): choose another folder")
 
     def _check_chunks(self) -> None:
-        """A model that is not consistent is trained on whole sets, unless the mean over chunks was asked for."""
+        """A model that is not consistent is trained on whole sets, unless the mean over chunks was requested."""
         config, pool = self.config, self.model.encoder.pool
         cut = config.gradient not in ("full", "subset") or (config.parallel == "set" and self.processes.world > 1)
         if cut and pool.refuse_chunks(config.chunks):

@@ -14,11 +14,11 @@ Model = Annotated[
     str, typer.Argument(help="A run folder, a saved model's folder, a shipped model's name, or package.module:name.")
 ]
 Builder = Annotated[
-    str | None, typer.Option(help="For a saved model of your own: the function that builds it, package.module:name.")
+    str | None, typer.Option(help="For your own saved model: the function that builds it, package.module:name.")
 ]
 Trust = Annotated[
     list[str] | None,
-    typer.Option(help="package.module:name of your own (a task, backbone or builder) that the folder's config.json may name."),
+    typer.Option(help="package.module:name of your own task, backbone or builder that the folder's config.json may name."),
 ]
 AverageChunks = Annotated[
     str | None,

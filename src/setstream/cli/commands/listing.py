@@ -28,7 +28,7 @@ def bench(
     name: Annotated[str, typer.Argument(help="pooling, step, memory, variance, io, scale, ...: a script in the folder.")],
     folder: Annotated[Path, typer.Option(help="The folder of benchmarks in a checkout of setstream.")] = Path("benchmarks"),
 ) -> None:
-    """Run one of the benchmarks; further options are its own."""
+    """Run one of the benchmarks; further options are passed to it."""
     script = folder / f"{name}.py"
     if not script.is_file():
         names = ", ".join(sorted(file.stem for file in folder.glob("*.py"))) or "none: run this in a checkout of setstream"

@@ -16,7 +16,7 @@ from setstream.cli.commands.flags import AverageChunks, Builder, Device, Model, 
         "setstream serve bags --states bags.db",
         "SETSTREAM_TOKENS=... setstream serve runs/mine --states postgresql://user@db/states --host 0.0.0.0",
     ],
-    note="SIGTERM or Ctrl-C: open requests are finished, then the server ends. Every answered change is on the disk.",
+    note="SIGTERM or Ctrl-C: open requests are finished, then the server stops. Every answered change is on the disk.",
 )
 def serve(
     model: Model = "umbc+set-transformer",
@@ -34,7 +34,7 @@ def serve(
         Path | None, typer.Option(help="File of bearer tokens, one per line; or set SETSTREAM_TOKENS.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A host name to answer to. Default: all, but on loopback only its names.")
+        list[str] | None, typer.Option(help="A host name to answer to. Default: all names; on loopback, only its own.")
     ] = None,
     max_body: Annotated[int, typer.Option(help="Bytes per request.", min=1)] = 16 * 2**20,
     max_elements: Annotated[int, typer.Option(help="Elements per request.", min=1)] = 100_000,

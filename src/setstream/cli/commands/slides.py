@@ -10,7 +10,7 @@ from setstream.cli.commands.flags import Builder, Device, Model, Trust
 
 group = make_app(help="Whole-slide images: patches, features, heat maps.")
 app.add_typer(group, name="slides")
-CONTINUES = "Stopped in any way, the same command continues: slides that are done are skipped."
+CONTINUES = "If it is stopped, the same command continues: finished slides are skipped."
 
 Slides = Annotated[Path, typer.Argument(help="A slide, or a folder of slides.")]
 Without = Annotated[list[str] | None, typer.Option(help="Leave out files and folders with this word in their name.")]
@@ -28,15 +28,13 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out slides that
 )
 def patch(
     slides: Slides,
-    out: Annotated[Path, typer.Option(help="Folder to write to; patches lie in OUT/20x_256px_0px_overlap/patches.")],
+    out: Annotated[Path, typer.Option(help="Folder to write to; patches are in OUT/20x_256px_0px_overlap/patches.")],
     magnification: Annotated[float, typer.Option(help="Magnification of the patches.")] = 20.0,
     patch_size: Annotated[int, typer.Option(help="Side of a patch, in pixels at that magnification.")] = 256,
     overlap: Annotated[int, typer.Option(help="Overlap of neighbours, in the same pixels.")] = 0,
     min_tissue: Annotated[float, typer.Option(help="Smallest share of tissue in a patch.")] = 0.25,
     threshold: Annotated[float | None, typer.Option(help="Saturation above which there is tissue. Default: Otsu's.")] = None,
-    level0_magnification: Annotated[
-        float | None, typer.Option(help="Magnification of the scan, for files that do not name it.")
-    ] = None,
+    level0_magnification: Annotated[float | None, typer.Option(help="Magnification of the scan, for files without it.")] = None,
     images: Annotated[bool, typer.Option("--images", help="Write the patches as PNG files, too.")] = False,
     workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
     without: Without = None,
@@ -56,7 +54,7 @@ def patch(
 )
 def features(
     slides: Slides,
-    patches: Annotated[Path, typer.Argument(help="What `slides patch` wrote: OUT/20x_256px_0px_overlap.")],
+    patches: Annotated[Path, typer.Argument(help="The output of `slides patch`: OUT/20x_256px_0px_overlap.")],
     backbone: Annotated[str, typer.Option(help="A backbone by name, or your own module as package.module:function.")],
     weights: Annotated[str | None, typer.Option(help="For a backbone by name: a file, or a name it knows (imagenet).")] = None,
     chunk_size: Annotated[int, typer.Option(help="Patches per chunk.", min=1)] = 64,
@@ -106,7 +104,7 @@ def camelyon16(
     out: Annotated[Path, typer.Option(help="The CSV to write: slide_id, label, split.")],
     features_in: Annotated[Path | None, typer.Option("--features", help="A folder of feature files instead of slides.")] = None,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Raise an error unless all 270 and 129 slides of the paper are there.")
+        bool, typer.Option("--whole", help="Raise an error unless all 270 and 129 slides of the paper exist.")
     ] = False,
 ) -> None:
     """Labels and the paper's split of Camelyon16, as a CSV that `ss.data` reads."""

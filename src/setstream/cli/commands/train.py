@@ -42,7 +42,7 @@ def train(
         str | None, typer.Option(help="Under torchrun: data (each process has some sets) or set (a part of every set).")
     ] = None,
     option: Options = None,
-    resume: Annotated[bool, typer.Option(help="Resume a run that the folder holds.")] = True,
+    resume: Annotated[bool, typer.Option(help="Resume a run in this folder.")] = True,
 ) -> None:
     """Train a model of a task."""
 
@@ -50,7 +50,7 @@ def train(
 @command(
     "setstream.cli.train:run_crossval",
     examples=["setstream crossval mil umbc+set-transformer --config sweeps/mil/musk1.toml --out runs/musk1-umbc"],
-    note="Stopped in any way, the same command continues with the folds that are not finished.",
+    note="If it is stopped, the same command continues with the unfinished folds.",
 )
 def crossval(
     task: Annotated[str, typer.Argument(help="A task that takes fold, count and repeat.")],
@@ -58,7 +58,7 @@ def crossval(
     out: Annotated[Path, typer.Option(help="Folder for the run folders.")],
     config: Config = None,
     folds: Annotated[int, typer.Option(help="Folds.", min=2)] = 10,
-    repeats: Annotated[int, typer.Option(help="Repetitions, each with other folds and another seed.", min=1)] = 5,
+    repeats: Annotated[int, typer.Option(help="Repetitions, each with new folds and a new seed.", min=1)] = 5,
     option: Options = None,
 ) -> None:
     """Cross-validate a model."""
@@ -78,7 +78,7 @@ def evaluate(
 @command(
     "setstream.cli.sweep:run_sweep",
     examples=["setstream sweep sweeps/clustering.toml --out runs/clustering --jobs 2"],
-    note="Stopped in any way, the same command continues: finished runs are skipped, others are resumed.",
+    note="If it is stopped, the same command continues: finished runs are skipped, others are resumed.",
 )
 def sweep(
     file: Annotated[Path, typer.Argument(help="TOML, YAML or JSON with a table `defaults` and tables `runs`.")],

@@ -13,7 +13,7 @@ _intact: dict[Path, tuple[int, int]] = {}
 
 
 class ArrowFile(TableFile):
-    """An Arrow IPC file, memory-mapped. pyarrow does not expect damaged ones: the framing is checked before it reads."""
+    """An Arrow IPC file, memory-mapped. pyarrow may crash on damaged files: the framing is checked before it reads."""
 
     suffixes = (".arrow", ".feather")
     mapped = True
@@ -35,6 +35,6 @@ class ArrowFile(TableFile):
 
     def _batches(self, group: int, columns: list[str]) -> Iterator[Any]:
         whole = self.file.get_batch(group).select(columns)
-        whole.validate(full=True)  # an offset that leads outside would be followed
+        whole.validate(full=True)  # offsets outside the buffers would be followed
         rows = batch_rows(whole.nbytes, whole.num_rows)
         yield from (whole.slice(start, rows) for start in range(0, whole.num_rows, rows))

@@ -1,11 +1,11 @@
-"""Arrow IPC bytes from strangers: their framing is checked before pyarrow, which is not made for damaged input, reads them.
+"""Untrusted Arrow IPC bytes: their framing is checked before pyarrow, which may crash on damaged input, reads them.
 
     stream    message ...                           the first holds the schema, each other a record batch or a dictionary
     file      ARROW1.. stream  footer  int32 size of the footer  ARROW1
     message   ffffffff  int32 size  flatbuffers table Message of that size  body
 
 A Message names its kind and the length of its body, a record batch the buffers in that body, the footer of a file the
-messages in it. Each of these numbers must stay inside what is there. The values in the buffers are not looked at: call
+messages in it. Each of these numbers must stay inside the data. The values in the buffers are not checked: call
 `validate(full=True)` on every batch before its values are used.
 """
 
@@ -19,7 +19,7 @@ from setstream.errors import DataError
 
 MAGIC = b"ARROW1"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-# Messages of a plain stream: each takes some 100 microseconds to check, however few rows it holds.
+# Messages of a plain stream: each takes some 100 microseconds to check, even with few rows.
 MOST_MESSAGES = 4096
 KINDS = {SCHEMA: "schema", DICTIONARY: "dictionary", BATCH: "record batch", 4: "tensor", 5: "sparse tensor"}
 
@@ -34,15 +34,15 @@ def check_stream(data: Any, place: str, *, plain: bool = False) -> None:
 
 
 def check_file(data: Any, place: str) -> None:
-    """Raise DataError unless the bytes are an Arrow file whose footer names messages that are there. Reads no body."""
+    """Raise DataError unless the bytes are an Arrow file whose footer names existing messages. Reads no body."""
     _checked(place, _check_file, memoryview(data).cast("B"))
 
 
 def _checked(place: str, check: Callable[..., None], *values: Any) -> None:
     try:
         check(*values)
-    except (struct.error, ValueError, IndexError, OverflowError) as error:  # an offset that leads outside
-        raise DataError(f"{place}: is no Arrow data, or damaged: {error}") from None
+    except (struct.error, ValueError, IndexError, OverflowError) as error:  # an offset outside the data
+        raise DataError(f"{place}: is not Arrow data, or damaged: {error}") from None
 
 
 def _check_stream(data: memoryview, plain: bool) -> None:
@@ -63,7 +63,7 @@ def _check_stream(data: memoryview, plain: bool) -> None:
 
 def _check_file(data: memoryview) -> None:
     if len(data) < 20 or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
-        raise ValueError("it does not begin and end with ARROW1, or is cut off")
+        raise ValueError("it does not begin and end with ARROW1, or is truncated")
     end = len(data) - len(MAGIC) - 4
     (size,) = struct.unpack_from("<i", data, end)
     if not 0 < size <= end - 8:
@@ -93,7 +93,7 @@ def _frame(data: memoryview, position: int) -> tuple[int, int]:
 
 
 def _check_message(data: memoryview, size: int, allowed: Collection[int], plain: bool) -> int:
-    """The length of a message's body, which is in the data, behind the table of that size."""
+    """The length of a message's body, which follows the table of that size."""
     head = data[:size]
     table = _follow(head, 0)
     kind = _number(head, table, 1, "<B")
@@ -116,12 +116,12 @@ def _check_message(data: memoryview, size: int, allowed: Collection[int], plain:
     buffers = _structs(head, _field(head, batch, 2), 2)
     outside = (buffers < 0).any() or (buffers[:, 0] > body - buffers[:, 1]).any()
     if rows < 0 or (nodes < 0).any() or (nodes[:, 1] > nodes[:, 0]).any() or outside:
-        raise ValueError(f"the columns of a record batch do not lie in its {body} bytes")
+        raise ValueError(f"the columns of a record batch are not inside its {body} bytes")
     return body
 
 
 def _structs(data: memoryview, field: int | None, width: int) -> np.ndarray[Any, Any]:
-    """A flatbuffers vector of structs of so many 64-bit numbers, (n, width); a field that is not there has none."""
+    """A flatbuffers vector of structs of `width` 64-bit numbers, (n, width); empty for a missing field."""
     if field is None:
         return np.empty((0, width), np.int64)
     start = _follow(data, field)
@@ -135,13 +135,13 @@ def _number(data: memoryview, table: int, field: int, form: str) -> int:
 
 
 def _follow(data: memoryview, place: int) -> int:
-    """Where the offset at a place leads."""
+    """The target of the offset at a place."""
     (offset,) = struct.unpack_from("<I", data, place)
     return place + int(offset)
 
 
 def _field(data: memoryview, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffers table lies; None if it is not there."""
+    """The position of a field of a flatbuffers table; None if it is missing."""
     (back,) = struct.unpack_from("<i", data, table)
     if not 0 <= table - back < len(data):
         raise ValueError("a table without its list of fields")

@@ -1,8 +1,7 @@
-"""A set in one file: what all formats share.
+"""A set in one file: the base of all formats.
 
-A file is opened when it is first read, and again in each worker process. Errors name the file, the key and the shape. Nothing
-else is read because a file names it: HDF5 links and virtual data sets are errors, and so are symbolic links that lead out of a
-Zarr folder.
+A file is opened when it is first read, and again in each worker process. Errors name the file, the key and the shape. Files
+cannot refer to other files: HDF5 links, virtual data sets and symbolic links out of a Zarr folder are errors.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from setstream.sets.source import Metadata, SetSource
 FEATURES = "features"
 # An array may be this many times larger than its stored bytes; no numbers compress better. Small arrays may be any size.
 LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
-# The files used longest ago are closed, so that a dataset of any size stays below the system's limit of open files.
+# The least recently used files are closed, so that a dataset of any size stays below the system's limit of open files.
 OPEN_FILES = 64
 _open: OrderedDict[int, weakref.ref[FileSource]] = OrderedDict()
 _open_lock = threading.Lock()
@@ -36,7 +35,7 @@ _open_lock = threading.Lock()
 
 @contextmanager
 def reading(place: object) -> Iterator[None]:
-    """Turn what a library raises while it reads a file into a DataError that names the file."""
+    """Turn a library's errors while it reads a file into a DataError that names the file."""
     try:
         yield
     except SetstreamError:
@@ -45,11 +44,11 @@ def reading(place: object) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         reason = str(error) or type(error).__name__
-        raise DataError(f"{place}: cannot be read, it may be cut off or of another kind: {reason}") from error
+        raise DataError(f"{place}: cannot be read, it may be truncated or of another kind: {reason}") from error
 
 
 def check_stored(path: Path, declared: int, stored: int) -> None:
-    """Raise DataError if an array of `declared` bytes can hardly be what the `stored` bytes hold."""
+    """Raise DataError if an array of `declared` bytes is implausible for `stored` bytes."""
     if declared > max(SMALL_BYTES, LARGEST_RATIO * stored):
         raise DataError(f"{path}: declares {declared:,} bytes of elements and stores {stored:,}: it is unfinished or damaged")
 
@@ -79,7 +78,7 @@ class FileSource(SetSource):
 
     @abstractmethod
     def open(self) -> Any:
-        """The array behind the file, (N, ...) and indexable by slices."""
+        """Open the file as an array (N, ...) that can be indexed by slices."""
 
     @property
     def array(self) -> Any:
@@ -122,11 +121,11 @@ class FileSource(SetSource):
         return array[start:stop]
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        """As a tensor in the machine's byte order; a copy where the memory is not writable or not ours."""
+        """As a tensor in the machine's byte order; a copy if the memory is read-only or foreign."""
         try:
             return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ("C", "W", "O")))
         except TypeError as error:
-            raise DataError(f"{self.path}: holds {array.dtype}, which is no type of numbers that a network can read") from error
+            raise DataError(f"{self.path}: holds {array.dtype}, which torch cannot read as numbers") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_array": None}

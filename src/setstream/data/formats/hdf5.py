@@ -1,4 +1,4 @@
-"""HDF5 as CLAM and TRIDENT write it: `features` (N, D) or (1, N, D), beside it `coords` (N, 2); another key by name."""
+"""HDF5 in the layout of CLAM and TRIDENT: `features` (N, D) or (1, N, D), beside it `coords` (N, 2); another key by name."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class _Squeezed:
 
 
 def h5_array(file: Any, key: str, path: Path) -> Any:
-    """The array of this key in an open HDF5 file. One that lies in another file is an error."""
+    """The array of this key in an open HDF5 file. An array in another file is an error."""
     h5py = need("h5py")
     node = file
     for name in key.split("/"):
@@ -59,13 +59,13 @@ def h5_array(file: Any, key: str, path: Path) -> Any:
         keys = f"; its keys are {sorted(node)}" if isinstance(node, h5py.Group) else ""
         raise DataError(f"{path}: {key!r} is a group, not an array{keys}")
     if node.external or node.is_virtual:
-        raise DataError(f"{path}: {key!r} lies in other files, which are not read: copy it into this one")
+        raise DataError(f"{path}: {key!r} is in other files, which are not read: copy it into this one")
     check_stored(path, int(node.nbytes), node.id.get_storage_size())
     return node
 
 
 def read_h5(path: Path, key: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """A small array of an HDF5 file, whole, and its attributes."""
+    """All of a small array of an HDF5 file, and its attributes."""
     with reading(path), need("h5py").File(path, "r") as file:
         array = h5_array(file, key, path)
         return np.asarray(array), dict(array.attrs)

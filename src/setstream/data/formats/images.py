@@ -46,7 +46,7 @@ class ImageFolderSource(SetSource):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(3, H, W), as the first image has it."""
+        """(3, H, W), as in the first image."""
         if self._shape is None:
             self._shape = tuple(self._image(self.files[0]).shape) if self.files else (3, 0, 0)
         return self._shape

@@ -28,5 +28,5 @@ class NpySource(FileSource):
         offset = array.offset + start * width * array.itemsize
         flat = np.fromfile(self.path, array.dtype, (stop - start) * width, offset=offset)
         if len(flat) < (stop - start) * width:
-            raise DataError(f"{self.path}: is cut off: elements {start} .. {stop - 1} are not all there")
+            raise DataError(f"{self.path}: is truncated: some of the elements {start} .. {stop - 1} are missing")
         return flat.reshape(stop - start, *array.shape[1:])

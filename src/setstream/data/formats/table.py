@@ -1,8 +1,8 @@
-"""Tables as record batches of Arrow: some megabytes are decoded at a time, however large a row group is.
+"""Tables as record batches of Arrow: some megabytes are decoded at a time, for row groups of any size.
 
 table.batches(group, columns)       record batches of one row group, in order
 row_ids(batch, column)              the set of each row, as codes
-row_features(batch, columns)        (n, D), in the memory that the decoder wrote
+row_features(batch, columns)        (n, D), without a copy
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TableFile(ABC):
 
     #: The endings of such files.
     suffixes: ClassVar[tuple[str, ...]]
-    #: Whether decoded rows lie in a memory map, which cannot be written to.
+    #: Whether decoded rows are in a memory map, which is read-only.
     mapped: ClassVar[bool] = False
 
     def __init__(self, path: Path, dictionaries: list[str] | None = None) -> None:

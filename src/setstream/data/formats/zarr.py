@@ -23,7 +23,7 @@ class ZarrSource(KeyedSource):
                 raise DataError(f"{self.path}: has no {self.key!r}; its keys are {keys}")
             node = node[self.key]
         if any(getattr(codec, "codec_id", None) == "pickle" for codec in (*node.filters, *node.compressors)):
-            raise DataError(f"{self.path}: is pickled, and reading it could run any code: write it with another codec")
+            raise DataError(f"{self.path}: is pickled, and reading it could run code: write it with another codec")
         check_stored(self.path, int(node.nbytes), node.nbytes_stored())
         return node
 

@@ -61,7 +61,7 @@ def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[s
         elif kind == "test":
             raise DataError(f"{name}: the reference has no label for it; it names {len(reference)} slides")
         else:
-            raise DataError(f"{name}: is no slide of Camelyon16, whose names begin with normal_, tumor_ or test_")
+            raise DataError(f"{name}: is not a slide of Camelyon16, whose names begin with normal_, tumor_ or test_")
     return labels
 
 
@@ -73,7 +73,7 @@ def camelyon16(
     Args:
         root: The folder with training/ and testing/.
         features: A folder of feature files, named as the slides; the slides themselves are not needed then.
-        whole: Whether all of the paper's 270 and 129 slides must be there.
+        whole: Whether all of the paper's 270 and 129 slides must exist.
         options: How slides are cut (`GridOptions`).
     """
     root = Path(root)

@@ -1,6 +1,6 @@
-"""Many slides: found in a folder, cut by several processes, each slide whole or not there.
+"""Many slides of a folder, cut by several processes; files are written atomically.
 
-A slide whose file of patches exists is not cut again: after an interruption, the same command goes on.
+A slide whose file of patches exists is not cut again: after an interruption, the same command continues.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
 
     Args:
         path: A slide, or a folder.
-        without: Words. Files with one of them in their name, or in the name of a folder inside, are left out (masks, say).
+        without: Words. Files with one of them in their name, or in the name of a folder inside, are left out, such as masks.
     """
     path = Path(path)
     if not path.exists():
@@ -48,14 +48,14 @@ def patches_file(out: Path, options: GridOptions, name: str) -> Path:
 
 
 def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = False) -> int:
-    """Cut one slide, unless that is done: coordinates, overview, and the patches as images if asked for. Gives their number."""
+    """Cut one slide, unless that is done: coordinates, overview, and on request the patches as images. Returns their number."""
     done = patches_file(out, options, path.stem)
     picture = out / options.folder / "visualization" / f"{path.stem}.png"
     if not done.exists():
         with Slide(path, options.level0_magnification) as slide:
             grid, tissue = cut(slide, options, path.stem)
             save_png(picture, overview(slide, grid, tissue))
-        write_grid(done, grid)  # last: it says that the slide is done
+        write_grid(done, grid)  # last: it marks the slide as done
     else:
         grid = read_grid(done)
     pixels = out / options.folder / "images" / path.stem
@@ -73,10 +73,10 @@ def patch_slides(
     images: bool = False,
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[Path, int | None]]:
-    """Cut slides, `workers` at a time; gives each as it is done, with the number of its patches.
+    """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
 
     Args:
-        slides: Their files.
+        slides: The files of the slides.
         out: The folder to write to.
         options: How to cut.
         workers: Processes.

@@ -1,7 +1,7 @@
 """The patches of a slide: squares on a grid that hold enough tissue.
 
 side     e = s m_0 / m                      pixels of level 0, for s pixels at magnification m
-step     e - o m_0 / m                      o: overlap, in pixels at m; none unless asked for
+step     e - o m_0 / m                      o: overlap, in pixels at m; zero by default
 kept     share of tissue >= min_tissue      row by row, so that neighbours in the set are neighbours on the slide
 """
 
@@ -21,12 +21,12 @@ class GridOptions:
     """How a slide is cut.
 
     Args:
-        magnification: Of the patches.
+        magnification: Magnification of the patches.
         patch_size: Their side, in pixels at that magnification.
-        overlap: Of neighbours, in the same pixels.
+        overlap: Overlap of neighbours, in the same pixels.
         min_tissue: The share of tissue that a patch must have.
-        threshold: Of the saturation; Otsu's unless given.
-        level0_magnification: What the slide was scanned at, where the file does not say it.
+        threshold: Threshold of the saturation; Otsu's unless given.
+        level0_magnification: Magnification of the scan, if the file does not give it.
     """
 
     magnification: float = 20.0
@@ -46,7 +46,7 @@ class GridOptions:
 
     @property
     def folder(self) -> str:
-        """The name of the folder that such patches lie in.
+        """The name of the folder of such patches.
 
         Example:
             >>> GridOptions().folder
@@ -96,7 +96,7 @@ def cut(slide: Slide, options: GridOptions, name: str) -> tuple[Grid, Tissue]:
 def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """For each pixel of a patch at `downsample`: which patches have it inside a picture of this shape, and its places there.
 
-    Places count in the flattened picture. As many turns as a patch has pixels, whatever the number of patches.
+    Places count in the flattened picture. Yields once per pixel of a patch, for any number of patches.
     """
     side = max(1, round(grid.patch_size_level0 / downsample))
     left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)

@@ -1,11 +1,11 @@
-"""Files as TRIDENT lays them out, and CLAM's coordinates.
+"""Files in TRIDENT's layout, and CLAM's coordinates.
 
     <out>/20x_256px_0px_overlap/
         patches/<slide>_patches.h5             coords (N, 2), with attributes: how the slide was cut
         visualization/<slide>.png              the slide with its tissue and its patches
         features_<backbone>/<slide>.h5         features (N, D), coords (N, 2)
 
-A file is whole or not there: it is written under a hidden name and moved when it is complete.
+A file is written under a hidden name and renamed when it is complete.
 """
 
 from pathlib import Path

@@ -92,6 +92,6 @@ def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
 
 
 def save_png(path: Path, picture: np.ndarray) -> None:
-    """Write a picture; whole or not at all."""
+    """Write a picture atomically."""
     with whole_or_nothing(path) as hidden:
         need("PIL.Image", "slides").fromarray(picture).save(hidden, compress_level=3)

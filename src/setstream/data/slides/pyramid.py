@@ -1,7 +1,7 @@
 """A whole-slide image: its levels, its magnification, its pixels.
 
     downsample d_l of level l:        pixels of level 0 in a pixel of level l
-    magnification of level l:         m_l = m_0 / d_l          m_0: as the file says it, or 10 µm / mpp where it does not
+    magnification of level l:         m_l = m_0 / d_l          m_0: from the file, or 10 µm / mpp if it has none
     a patch of s pixels at m:         s m_0 / m pixels of level 0, read from the coarsest level that is at least as fine as m
 
 Resizing takes the mean over the area of each pixel, which is how pyramids are made: a patch that has to be made smaller is
@@ -21,7 +21,7 @@ from setstream._utils.optional import need
 from setstream.data.slides.resize import shrink
 from setstream.errors import ConfigurationError, DataError
 
-#: Objectives that scanners have. A scale of 0.243 µm a pixel is a 40x scan, not a 41.15x one.
+#: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
 OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
 #: Downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal.
 TOLERANCE = 0.01
@@ -58,7 +58,7 @@ class Slide:
 
     Args:
         path: The file.
-        magnification: Of level 0, where the file does not say it or says it wrongly.
+        magnification: Magnification of level 0, if it is missing or wrong in the file.
     """
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
@@ -71,7 +71,7 @@ class Slide:
         try:
             self._slide = openslide.OpenSlide(str(self.path))
         except (openslide.OpenSlideError, OSError) as error:
-            raise DataError(f"{self.path}: OpenSlide cannot open it, it may be cut off or no slide: {error}") from error
+            raise DataError(f"{self.path}: OpenSlide cannot open it, it may be truncated or not a slide: {error}") from error
         if magnification is not None and not 0 < magnification < math.inf:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
@@ -86,12 +86,12 @@ class Slide:
 
     @property
     def downsamples(self) -> tuple[float, ...]:
-        """Of each level."""
+        """The downsample of each level."""
         return tuple(float(factor) for factor in self._slide.level_downsamples)
 
     @property
     def magnification(self) -> float:
-        """Of level 0."""
+        """The magnification of level 0."""
         if self._magnification is None:
             raise DataError(
                 f"{self.path}: has neither an objective power nor a pixel size, so its magnification is unknown. Give the "
@@ -129,7 +129,7 @@ class Slide:
         return shrink(np.asarray(region), edges, edges)
 
     def thumbnail(self, downsample: float) -> np.ndarray:
-        """The whole slide, smaller by `downsample`: (h, w, 3) bytes. Memory is that of a band of the level it is read from."""
+        """The whole slide, smaller by `downsample`: (h, w, 3) bytes. Needs the memory of a band of the level that is read."""
         level = self.level_for(downsample)
         level_downsample = self.downsamples[level]
         wide, high = self._slide.level_dimensions[level]
@@ -146,7 +146,7 @@ class Slide:
         return np.concatenate(bands)
 
     def _region(self, x: int, y: int, level: int, width: int, height: int) -> Any:
-        """An RGB image of a level; what was never scanned has the background's colour."""
+        """An RGB image of a level; areas that were not scanned have the background's colour."""
         try:
             region = self._slide.read_region((int(x), int(y)), level, (width, height))
         except (self._error, OSError) as error:

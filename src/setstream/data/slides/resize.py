@@ -3,7 +3,7 @@
     new_i = 1/(e_{i+1} - e_i) ∫_{e_i}^{e_{i+1}} old(t) dt          e: the edges of the new pixels, counted in old ones
 
 One axis after the other, by differences of the integral, which is linear between whole pixels. Exact for any ratio; the box
-filters of imaging libraries are so for whole ratios only.
+filters of imaging libraries are exact for whole ratios only.
 """
 
 import numpy as np

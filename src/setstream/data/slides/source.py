@@ -1,4 +1,4 @@
-"""Patches as a set: read straight from the slide, nothing extracted to disk; or from a folder of extracted ones.
+"""Patches as a set: read directly from the slide, without extracting them; or from a folder of extracted ones.
 
 source = SlideSource("a.svs")                           cut on first use: tissue, grid, 20x, 256 pixels
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
@@ -50,8 +50,8 @@ class SlideSource(FileSource):
     Args:
         path: The slide.
         grid: A `Grid`, or the file of one; the slide is cut with `options` on first use unless given.
-        id: The name of the set; the file's unless given.
-        label: What is to be learned about the slide.
+        id: The name of the set; by default the file's.
+        label: The label of the slide.
         metadata: Anything else that belongs to it.
         raw: Whether elements are bytes.
         options: How to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
@@ -83,7 +83,7 @@ class SlideSource(FileSource):
 
     @property
     def grid(self) -> Grid:
-        """Where the patches lie; from its file, or cut now."""
+        """The positions of the patches; from their file, or cut now."""
         if self._grid is None:
             with Slide(self.path, self.options.level0_magnification) as slide:
                 self._grid = cut(slide, self.options, self.id)[0]
@@ -92,7 +92,7 @@ class SlideSource(FileSource):
         return self._grid
 
     def coords(self) -> Tensor:
-        """Where each element lies, (N, 2): x and y of its upper left corner at level 0."""
+        """The position of each element, (N, 2): x and y of its upper left corner at level 0."""
         return torch.from_numpy(self.grid.coords)
 
     def open(self) -> _Patches:
@@ -114,7 +114,7 @@ class SlideSource(FileSource):
         return patches if self.raw else as_floats(patches)
 
     def take(self, index: Tensor) -> Tensor:
-        """Decode these patches and no others, row by row of the slide, whatever their order."""
+        """Decode these patches and no others, row by row of the slide, for any order of the index."""
         index = torch.as_tensor(index)
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
             raise ShapeError(f"{self.id} has {len(self)} patches; asked for {int(index.min())} .. {int(index.max())}")
@@ -134,7 +134,7 @@ class PatchFolderSource(ImageFolderSource):
         return as_floats(super().read(start, stop))
 
     def coords(self) -> Tensor:
-        """Where each element lies, (N, 2)."""
+        """The position of each element, (N, 2)."""
         parts = [file.stem.split("_") for file in self.files]
         try:
             return torch.tensor([[int(x), int(y)] for y, x in parts], dtype=torch.int64).view(-1, 2)
@@ -143,7 +143,7 @@ class PatchFolderSource(ImageFolderSource):
 
 
 def extract(source: SlideSource, folder: Path, chunk_size: int = 256) -> None:
-    """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder is whole or not there."""
+    """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder appears when complete."""
     image = need("PIL.Image", "slides")
     digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))
     with whole_or_nothing(folder) as hidden:

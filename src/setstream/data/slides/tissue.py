@@ -1,7 +1,7 @@
 """Where there is tissue: Otsu's threshold on the saturation of a small picture of the slide.
 
     saturation   S = (max(r, g, b) - min(r, g, b)) / max(r, g, b)        glass is grey or white, stain has colour
-    threshold    t* = argmax_t  w0(t) w1(t) (μ0(t) - μ1(t))²             Otsu: the two sides as far apart as can be
+    threshold    t* = argmax_t  w0(t) w1(t) (μ0(t) - μ1(t))²             Otsu: the two sides as far apart as possible
     tissue       median(S) > t*, closed; specks and holes that are too small are dropped and filled
 
 Otsu, "A threshold selection method from gray-level histograms", 1979.
@@ -15,9 +15,9 @@ import numpy as np
 from setstream._utils.optional import need
 from setstream.data.slides.pyramid import Slide
 
-#: The longest side of the picture that is looked at, and the sides of a patch in it that are enough to judge it by.
+#: The longest side of the picture that is analysed, and the side of a patch in it that is enough.
 LONGEST, ENOUGH = 4096, 16
-#: Saturations below this are glass, whatever Otsu's threshold says: an empty slide has no two sides.
+#: Saturations below this are glass, for any Otsu threshold: an empty slide has no two classes.
 GLASS = 0.03
 #: Specks smaller than this share of a patch are dropped, holes smaller than that are filled.
 SPECK, HOLE = 0.25, 1.0
@@ -47,7 +47,7 @@ class Tissue:
 
 
 def _between(corner: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The integral image at places between its pixels: bilinear, as the sum over a constant pixel is."""
+    """The integral image between its pixels: bilinear, which is exact for constant pixels."""
     height, width = (length - 1 for length in corner.shape)
     x, y = x.clip(0, width), y.clip(0, height)
     left, top = np.minimum(x.astype(np.int64), max(width - 1, 0)), np.minimum(y.astype(np.int64), max(height - 1, 0))

@@ -1,7 +1,6 @@
 """Write a picture as a slide: a tiled pyramid that OpenSlide opens, each level half the one before.
 
-For tests, tutorials, and pictures that come from elsewhere. The levels are top-level pages of the file, as OpenSlide's generic
-tiled TIFF has them.
+For tests, tutorials, and pictures from elsewhere. The levels are top-level pages of the file, as in a generic tiled TIFF.
 """
 
 from pathlib import Path
@@ -37,7 +36,7 @@ def write_slide(
     Args:
         path: The file to write.
         picture: (H, W, 3) bytes.
-        magnification: Of the first level; None leaves it out of the file.
+        magnification: Magnification of the first level; None leaves it out of the file.
         levels: How many; as many as it takes to get below 512 pixels unless given.
         tile: The side of a tile, in pixels.
         compression: "jpeg" (small) or "deflate" (exact).

@@ -1,4 +1,4 @@
-"""What all three estimators share: their options, and how a network is built and fitted."""
+"""The base of all estimators: their options, and how a network is built and fitted."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,15 +48,15 @@ class SetEstimator(BaseEstimator):
 
     Args:
         widths: Widths of phi's layers, which see one element at a time; the last is a multiple of 4.
-        num_slots: The set becomes so many rows (slots).
-        heads: Of the attention that makes the slots.
-        dropout: In the Set Transformer that reads the slots.
-        elements_stream: Beside it, take for each output the element with the largest; "auto": for classifiers.
+        num_slots: The number of rows (slots) that a set becomes.
+        heads: Heads of the attention that computes the slots.
+        dropout: Dropout in the Set Transformer that reads the slots.
+        elements_stream: Add a second stream, the largest output of any element; "auto": for classifiers.
         epochs: How often all sets are seen.
         min_steps: The least number of steps.
         batch_size: Sets per step.
-        learning_rate: Of Adam, followed by a cosine.
-        weight_decay: Of Adam.
+        learning_rate: Learning rate of Adam, with a cosine schedule.
+        weight_decay: Weight decay of Adam.
         gradient: As in `ss.encode`; "auto" is the full gradient, computed chunk by chunk ("exact") where sets are larger than
             chunk_size.
         chunk_size: As in `ss.encode`.
@@ -69,7 +69,7 @@ class SetEstimator(BaseEstimator):
         verbose: 1 shows progress: a bar on a terminal, a line per epoch elsewhere.
     """
 
-    #: Which of `MODELS` it trains, and whether "auto" means with the stream of elements.
+    #: Which of `MODELS` it trains, and whether "auto" includes the stream of elements.
     _network: ClassVar[str]
     _with_elements: ClassVar[bool] = False
 
@@ -181,7 +181,7 @@ class SetEstimator(BaseEstimator):
         with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
             if training is None:
                 training = self._start(sets, answers, loss, None)
-                if hasattr(self, "model_"):  # a fit came before: its network goes on
+                if hasattr(self, "model_"):  # fitted before: train its network further
                     training.model.load_state_dict(self.model_.state_dict())
             steps = self._steps_per_epoch(sets)
             with Progress(steps, type(self).__name__, shown=bool(self.verbose), every=steps) as progress:
@@ -194,6 +194,6 @@ class SetEstimator(BaseEstimator):
         return -(-len(sets) // max(1, min(int(self.batch_size), len(sets))))
 
     def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
-        """What a fitted network gives for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
+        """The output of a fitted network for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
         check_is_fitted(self)
         return outputs_of(self.model_, read_sets(self, X, reset=False), self.chunk_size, change or rows_of(self.model_))

@@ -1,4 +1,4 @@
-"""SetClassifier: sets in, classes out.
+"""SetClassifier: from sets to classes.
 
 loss = mean over the streams of CE(logits, y)          p = mean over the streams of softmax(logits)
 """
@@ -103,7 +103,7 @@ class SetClassifier(ClassifierMixin, SetEstimator):
             raise ConfigurationError(f"a classifier needs at least two classes; got one class: {self.classes_.tolist()}")
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise ConfigurationError(f"y holds {unknown.tolist()}, and the classes are {self.classes_.tolist()}")
+            raise ConfigurationError(f"y holds {unknown.tolist()}, but the classes are {self.classes_.tolist()}")
         numbers = np.searchsorted(self.classes_, y)
         weights = np.ones(len(y)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
         if self.class_weight is not None:

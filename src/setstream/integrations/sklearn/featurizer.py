@@ -1,4 +1,4 @@
-"""SetFeaturizer: sets in, one row of features each, for any estimator of scikit-learn.
+"""SetFeaturizer: from sets to one row of features each, for any estimator of scikit-learn.
 
 with y      the network of SetClassifier or SetRegressor, without its last layer
 without     two random halves of one set must find each other among the halves of a batch (InfoNCE):
@@ -31,7 +31,7 @@ PROJECTION = 32
 
 
 def halves(one: SetSource, chunk_size: int) -> tuple[SetSource, SetSource]:
-    """Two random halves of a set; of one too large for memory, its first and its second. A single element is both."""
+    """Two random halves of a set; of a set too large for memory, the first and the second half. A single element is both."""
     size = len(one)
     if size < 2:
         return one, one
@@ -95,7 +95,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         return self._outputs(X, self.model_.head).numpy()
 
     def __sklearn_tags__(self) -> Any:
-        """Features come in float32, whatever went in."""
+        """Features are float32 for any input."""
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float32"]
         return tags

@@ -1,8 +1,8 @@
-"""How the estimators train: batches of sets through `ss.encode`, Adam with a cosine, early stopping where asked for.
+"""How the estimators train: batches of sets through `ss.encode`, Adam with a cosine, early stopping on request.
 
     loss = Σ_i w_i loss_i / n          over the sets of a batch of n; loss_i: the mean over the streams; weights of mean one
 
-Where a batch's elements fit chunk_size a set they are encoded at once. Larger sets go through in chunks, and gradient="auto"
+Sets of at most chunk_size elements are encoded at once. Larger sets are encoded in chunks, and gradient="auto"
 then is "exact": the same gradient in the memory of a chunk.
 """
 
@@ -28,7 +28,7 @@ from setstream.training.task import Encode
 
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
 Loss = Callable[[SetModel, "SetsEncode", Sources, Tensor], Tensor]
-# Smaller changes of the held-out loss are none.
+# Smaller changes of the held-out loss do not count.
 TOLERANCE = 1e-4
 
 
@@ -41,7 +41,7 @@ class SetsEncode:
     grad_chunks: int
 
     def __call__(self, model: SetModel, sets: Sources) -> Any:
-        """What the pool gives for the sets."""
+        """The pool's output for the sets."""
         small = sum(map(len, sets)) <= self.chunk_size * len(sets)
         gradient = self.gradient if self.gradient != "auto" else "full" if small else "exact"
         given = [one.tensor().to(model.encoder.device, torch.float32) for one in sets] if small else sets
@@ -50,7 +50,7 @@ class SetsEncode:
 
 @dataclass
 class EarlyStopping:
-    """Sets that are held out, their loss after each epoch, and the weights that did best on them."""
+    """Sets that are held out, their loss after each epoch, and the weights with the lowest loss."""
 
     sets: Sources
     targets: Tensor
@@ -61,7 +61,7 @@ class EarlyStopping:
     waited: int = 0
 
     def stops(self, training: Training) -> bool:
-        """Test the model; whether its loss has not fallen for `patience` epochs."""
+        """Test the model; returns whether its loss has not fallen for `patience` epochs."""
         total = 0.0
         with evaluating(training.model):
             for start, batch in batches(self.sets, training.encode.chunk_size):
@@ -92,7 +92,7 @@ class Training:
         progress: Progress,
         stopping: EarlyStopping | None = None,
     ) -> list[float]:
-        """Take `steps` steps on these sets, or fewer with early stopping; gives the mean loss of each epoch."""
+        """Take `steps` steps on these sets, or fewer with early stopping; returns the mean loss of each epoch."""
         size, first = min(self.config.batch, len(sets)), self.step
         epoch = -(-len(sets) // size)
         losses, summed = [], 0.0
@@ -122,7 +122,7 @@ class Training:
 
 
 def rows_of(model: SetModel) -> Callable[[Any], Tensor]:
-    """The function from what the model's pools give to one row of outputs per stream, (B, S, outputs)."""
+    """The function from the output of the model's pools to one row of outputs per stream, (B, S, outputs)."""
     return cast(StreamsHead, model.head).streams
 
 

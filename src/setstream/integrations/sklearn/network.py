@@ -1,15 +1,15 @@
-"""The networks behind the estimators: each standardises, reads a set in two streams, and answers as its estimator does.
+"""The networks of the estimators: each standardises, reads a set in two streams, and predicts like its estimator.
 
     x --(x - mean) / scale, layers--> h --+-- W h + b, maximum over the set -------> a row of outputs: the elements' stream
                                           +-- UMBC, SAB, PMA on its slots ---------> a row of outputs: the set's stream
 
     classifier    mean over the streams of softmax(row)           one output per class
     regressor     mean over the streams of row · scale + mean     in the units of the targets
-    featurizer    what the set's stream has before its last layer
+    featurizer    the input of the last layer of the set's stream
 
 The means and scales are those of the elements and targets it was fitted on, and part of its weights: a fitted network takes raw
-elements, in chunks, in a stream, behind a server or in ONNX. The elements' branch is the one of multiple instance learning: a
-set is of a class if one of its elements says so. It has an output for each class, so that none of them is the "negative" one.
+elements, in chunks, in a stream, on a server or in ONNX. The elements' branch is the one of multiple instance learning: a
+set is of a class if one of its elements is. It has an output for each class, so that none of them is the "negative" one.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from setstream.pools import UMBC, DeepSets, Parallel, Projected
 
 
 class StreamsHead(nn.Module):
-    """A row of outputs for each stream, which the losses read; subclasses make the answer of them."""
+    """A row of outputs for each stream, for the losses; subclasses turn them into the prediction."""
 
     def __init__(self, decoder: nn.Sequential) -> None:
         super().__init__()
@@ -63,29 +63,29 @@ class NumbersHead(StreamsHead):
 
 
 class FeaturesHead(StreamsHead):
-    """What the set's stream gives to its last layer, (B, width)."""
+    """The input of the last layer of the set's stream, (B, width)."""
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
         return self.decoder[:-1](z["set"] if isinstance(z, dict) else z)
 
 
 def mean_softmax(rows: Tensor) -> Tensor:
-    """Probabilities (B, K) of rows (B, S, K): each stream counts the same, however sure it is."""
+    """Probabilities (B, K) of rows (B, S, K): each stream has the same weight."""
     return rows.softmax(-1).mean(1)
 
 
 def classifier(in_dim: int, classes: Sequence[Any], **options: Any) -> SetModel:
-    """A network that gives the probability of each of `classes`, whose names are kept among its options."""
+    """A network that returns the probability of each of `classes`, whose names are among its options."""
     return two_stream(in_dim, len(classes), ClassesHead, **options)
 
 
 def regressor(in_dim: int, outputs: int = 1, **options: Any) -> SetModel:
-    """A network that gives so many numbers."""
+    """A network that returns this many numbers."""
     return two_stream(in_dim, outputs, lambda decoder: NumbersHead(decoder, outputs), **options)
 
 
 def featurizer(in_dim: int, outputs: int, **options: Any) -> SetModel:
-    """A network that gives features, which were learned with so many outputs."""
+    """A network that returns features, which were learned with this many outputs."""
     return two_stream(in_dim, outputs, FeaturesHead, **options)
 
 

@@ -1,4 +1,4 @@
-"""SetRegressor: sets in, numbers out.
+"""SetRegressor: from sets to numbers.
 
 loss = mean over the streams of ((y - mean) / scale - output)²          ŷ = mean over the streams of output · scale + mean
 """
@@ -25,7 +25,7 @@ def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tens
 
 
 def read_numbers(y: Any) -> np.ndarray:
-    """Targets (B,) or (B, K), as they came."""
+    """Targets (B,) or (B, K), unchanged."""
     if y is None:
         raise ValueError("This SetRegressor estimator requires y to be passed, but the target y is None")
     return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
@@ -59,7 +59,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """One more pass over these sets; the first call's targets say what is one unit."""
+        """One more pass over these sets; the first call's targets define mean and scale."""
         sets, target, weights = self._read(X, y, sample_weight, first=not hasattr(self, "target_mean_"))
         self._partial_fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss)
         self._remember_units()
@@ -84,13 +84,13 @@ class SetRegressor(RegressorMixin, SetEstimator):
         return sets, torch.from_numpy(target).float(), torch.from_numpy(weights).float()
 
     def _remember_units(self) -> None:
-        """So that the network by itself answers in the units of y."""
+        """Let the network itself predict in the units of y."""
         head = cast(NumbersHead, self.model_.head)
         head.mean.copy_(torch.from_numpy(self.target_mean_))
         head.scale.copy_(torch.from_numpy(self.target_scale_))
 
     def __sklearn_tags__(self) -> Any:
-        """Several targets at once are fine."""
+        """Supports several targets."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags

@@ -1,11 +1,11 @@
-"""What estimators take as X: sets in any of these forms, each of them read as a list of sources.
+"""The forms of X that estimators accept, each read as a list of sources.
 
     [x_1, ..., x_B]      arrays, tensors or lists of lists (N_i, d), or SetSources; also an array of objects
     (x, ptr)             a tuple: set i is x[ptr[i]:ptr[i + 1]]
     (B, N, d)            an array of sets of one size
     (B, d)               an ordinary table: each row is a set of one element
 
-Nothing is copied that torch can read as it lies: arrays that are mapped from a file stay there.
+Arrays that torch can read are not copied: arrays that are mapped from a file stay there.
 """
 
 import warnings
@@ -25,14 +25,14 @@ from setstream.sets.layout import from_array
 from setstream.sets.source import ArraySource, SetSource
 
 Sources = list[SetSource]
-PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give sets of their own as a list"
+PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give separate sets as a list"
 
 
 def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
     """The sets of X; `reset` remembers the width of their elements as n_features_in_, otherwise it must be that."""
     if isinstance(X, dict | Iterator | ValuesView) and not hasattr(X, "shape"):  # a sparse matrix may be a dict
         kind, instead = ("dict", "list(X.values())") if isinstance(X, dict) else ("generator", "list(X)")
-        raise ShapeError(f"X is a {kind}, and sets come as a list: pass {instead}")
+        raise ShapeError(f"X is a {kind}, but sets must be a list: pass {instead}")
     if isinstance(X, list) and not X:
         raise ShapeError("there are no sets: X is an empty list, and at least one set is needed")
     if isinstance(X, SetDataset):
@@ -71,13 +71,13 @@ def _is_collection(X: Any) -> bool:
         return X.dtype == object and X.ndim == 1 and len(X) > 0 and not np.isscalar(X[0])
     if not isinstance(X, list) or not X:
         return False
-    first = next((one for one in X if not isinstance(one, list) or one), X[0])  # an empty list tells nothing
+    first = next((one for one in X if not isinstance(one, list) or one), X[0])  # an empty list is ambiguous
     nested = isinstance(first, list) and len(first) > 0 and isinstance(first[0], list)
     return nested or isinstance(first, SetSource) or getattr(first, "ndim", 0) >= 2
 
 
 def _check_rows(X: Any) -> None:
-    """A list of vectors of different lengths is no table: it may be meant as sets of numbers."""
+    """A list of vectors of different lengths is not a table: it may be meant as sets of numbers."""
     if isinstance(X, list) and X and all(getattr(one, "ndim", 0) == 1 for one in X) and len({len(one) for one in X}) > 1:
         raise ShapeError(
             f"a set is (N, d): elements that are vectors. Set 0 has shape {tuple(X[0].shape)}: if its elements are single "
@@ -106,7 +106,7 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
         if len(one.shape) != 1:
             raise ShapeError(
                 f"a set is (N, d): elements that are vectors. Set {number} has elements of shape {tuple(one.shape)}: flatten "
-                "them, or train a SetModel with a phi of your own"
+                "them, or train a SetModel with your own phi"
             )
     width = sets[0].shape[0] if reset else estimator.n_features_in_
     for number, one in enumerate(sets):
@@ -114,7 +114,7 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
             raise ShapeError(
                 wrong_width(type(estimator).__name__, width, f"those of set {number}", one.shape[0])
                 + (" (as set 0 has)" if reset else " (it was fitted on the former)")
-                + (". Sets are (N, d): a row an element; are these transposed?" if len(one) == width else "")
+                + (". Sets are (N, d), one row per element; are these transposed?" if len(one) == width else "")
             )
     if reset:
         estimator.n_features_in_ = width
@@ -123,7 +123,7 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
 
 
 def check_lengths(sets: Sources, y: Any) -> None:
-    """A label a set; where there is not, say how X was read."""
+    """Raise ShapeError unless there is one label per set; it says how X was read."""
     try:
         check_consistent_length(sets, y)
     except ValueError as error:
@@ -134,7 +134,7 @@ def check_lengths(sets: Sources, y: Any) -> None:
 
 @contextmanager
 def naming_the_set(sets: Sources, chunk_size: int) -> Iterator[None]:
-    """Where NaN or infinity is found inside, say in which of the sets it is."""
+    """Name the set in errors about NaN or infinity that are raised inside."""
     try:
         yield
     except NonFiniteError as error:

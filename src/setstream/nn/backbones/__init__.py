@@ -1,4 +1,4 @@
-"""Backbones by name: from images (n, 3, H, W) to features (n, out_dim), each image for itself.
+"""Backbones by name: from images (n, 3, H, W) to features (n, out_dim), each image on its own.
 
 >>> import torch
 >>> net = backbone("resnet18", width=8)
@@ -27,17 +27,17 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 
 
 def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn.Module:
-    """A backbone of ours, or your own as `package.module:function`.
+    """A built-in backbone, or your own as `package.module:function`.
 
-    Your function takes `weights` (if you give any) and the options, and gives a module with an attribute `out_dim`. It gets
+    Your function takes `weights` (if you give any) and the options, and returns a module with an attribute `out_dim`. It gets
     images (n, 3, H, W) as they come: bytes, or floats in [0, 1].
 
     Args:
-        name: Of the backbone.
-        weights: A file, or the weights of a run whose model began with this backbone (its model.safetensors), or a name that
+        name: Name of the backbone.
+        weights: A file, or the weights of a run whose model starts with this backbone (its model.safetensors), or a name that
             the backbone knows (efficientnet-lite0: "imagenet"); None: random. Not read again when a saved model is opened:
-            the weights of our backbones then come from its folder.
-        options: Of the backbone.
+            the weights of built-in backbones then come from its folder.
+        options: Options of the backbone.
     """
     if follows_file() and name in BACKBONES:
         weights = None

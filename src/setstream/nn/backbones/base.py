@@ -1,10 +1,10 @@
-"""What every backbone is: a network from images to vectors, each image for itself.
+"""The base of all backbones: a network from images to vectors, each image on its own.
 
     x (n, 3, H, W), floats in [0, 1] or bytes  --(x - mean) / std-->  net  --(f - centre) / spread-->  (n, out_dim)
 
 centre and spread are 0 and 1 unless `standardise` takes them from some features.
 
-A backbone stands at the beginning of phi, so it must look at one image at a time: no batch norm that learns. Ours have none.
+A backbone is the first part of phi, so it must look at one image at a time: no batch norm in training mode.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from setstream.errors import DataError, ShapeError
 
-#: How a model of `setstream.tasks.mil` calls the network of its backbone.
+#: The name of the backbone's network in models of `setstream.tasks.mil`.
 OF_A_RUN = "encoder.phi.backbone.net."
 
 
@@ -48,9 +48,9 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def standardise(self, images: Tensor, batch: int = 500) -> None:
-        """From now on features have mean zero and deviation one over these images (n, 3, H, W).
+        """Scale features to mean zero and deviation one over these images (n, 3, H, W).
 
-        Features of a network that ends in a ReLU lie far from zero, and all means over bags of them look alike.
+        Features of a network that ends in a ReLU lie far from zero, so the means of all bags look alike.
         """
         self.centre.zero_()
         self.spread.fill_(1.0)
@@ -61,17 +61,14 @@ class Backbone(nn.Module):
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file by name; wrappers (`state_dict`, `module.`) are taken off.
-
-    Of the weights of a run, those of its model's backbone.
-    """
+    """The tensors of a file by name, without wrappers (`state_dict`, `module.`); of a run's weights, its backbone's."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file of weights")
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, OSError, EOFError, ValueError) as error:
         raise DataError(f"{path}: is not a readable file of weights: {error}") from error
-    except Exception as error:  # the unpickler has errors of its own
+    except Exception as error:  # the unpickler raises various errors
         if type(error).__name__ != "UnpicklingError":
             raise
         raise DataError(f"{path}: holds more than tensors, which is not read: {error}") from error

@@ -3,8 +3,8 @@
     block(x) = [x +] project( ReLU6( depthwise( ReLU6( expand(x) ) ) ) )        x is added where the shape stays
     features = mean over the plane of ReLU6(head(blocks(ReLU6(stem(x)))))
 
-Each convolution was trained with a batch norm behind it. With fixed statistics (m, v), scale g and shift s that is a
-convolution too, so it is folded in when weights are loaded, and no chunk can disturb another:
+Each convolution was trained with a batch norm after it. With fixed statistics (m, v), scale g and shift s that is a
+convolution too, so it is folded in when weights are loaded, and images do not affect each other:
 
     w' = w · g / √(v + ε),      b' = s - m · g / √(v + ε)
 
@@ -25,7 +25,7 @@ from setstream.nn.backbones.base import Backbone, read_checkpoint
 FEATURES = 1280
 EPSILON = 1e-3  # of the batch norms it was trained with
 IMAGENET = "imagenet"
-# how often, kernel, stride of the first, expansion, channels
+# repeats, kernel, stride of the first, expansion, channels
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -38,7 +38,7 @@ STAGES = (
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with a bias, and zeros around the plane so that ⌈size / stride⌉ places come out; an odd one at the end."""
+    """A convolution with a bias, zero-padded to an output of ⌈size / stride⌉ places; an odd zero goes to the end."""
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(in_dim, out_dim, kernel, stride, groups=groups)
@@ -85,7 +85,7 @@ class EfficientNetLite0(nn.Module):
         return F.relu6(self.head(self.blocks(F.relu6(self.stem(x))))).mean((2, 3))
 
 
-# Each convolution of the package and the batch norm behind it, and what we call the two of them together.
+# Each convolution of the package and the batch norm after it, and our name for both together.
 NAMES = {
     r"_conv_stem": (r"_bn0", "stem"),
     r"_conv_head": (r"_bn1", "head"),

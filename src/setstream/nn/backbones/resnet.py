@@ -1,4 +1,4 @@
-"""ResNet18 with instance norm, and the projection of SimCLR behind it.
+"""ResNet18 with instance norm, followed by the projection of SimCLR.
 
     x --conv 7x7 /2, norm, ReLU, max pool /2--> 4 stages of 2 blocks --mean of the plane--> 8·width --l1, ReLU, l2--> projection
     block(x) = ReLU( norm(conv(ReLU(norm(conv x)))) + shortcut(x) )
@@ -96,7 +96,7 @@ def from_simclr(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def resnet18(weights: str | Path | None = None, width: int = WIDTH, projection: int | None = PROJECTED) -> Backbone:
-    """ResNet18 with instance norm: 256 features behind the projection, 512 without (projection=None); weights: a file."""
+    """ResNet18 with instance norm: 256 features after the projection, 512 without (projection=None); weights: a file."""
     net = ResNet18(width, projection)
     if weights is not None:
         tensors = from_simclr(read_checkpoint(Path(weights)))

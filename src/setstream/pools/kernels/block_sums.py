@@ -5,7 +5,7 @@
     c = Σ_j e^(w_j - m)                       (R,)       normaliser
     v = Σ_j e^(w_j - m) x_j                   (R, E)     numerator
 
-Scores lie as (query, element), so that maximum and sum run along memory.
+Scores are stored as (query, element), so that maximum and sum run along memory.
 """
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from setstream.pools.activations import Activation
 from setstream.states.accumulators import NOTHING
 
-Slots = tuple[int, int, int]  # sets, heads, slots a head
+Slots = tuple[int, int, int]  # sets, heads, slots per head
 Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # numerator (b, H, K, E); normaliser, shift and reach (b, H, K)
 
 
@@ -41,7 +41,7 @@ def log_weights(
     if not activation.log:
         weights = weights if mask is None else weights.masked_fill(~mask[:, None, None], 0.0)
         return weights, weights.new_zeros(slots), weights.new_zeros(slots) if reach is None else reach
-    # In place where nobody else sees the logits and autograd does not watch.
+    # In place where the logits are not used elsewhere and autograd does not record.
     fresh = weights is logits and not logits.requires_grad
     if mask is not None:  # a sum takes an eighth of the time of masked_fill
         absent = torch.zeros(mask.shape, dtype=weights.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))

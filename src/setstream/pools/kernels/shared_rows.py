@@ -1,4 +1,4 @@
-"""The sums of a block whose keys and values are the same rows, with a backward pass of its own.
+"""The sums of a block whose keys and values are the same rows, with a custom backward pass.
 
     l = q xᵀ + b                     (R, n)      a = e^(w(l) - m),   v = a x,   c = a 1
     ā = v̄ xᵀ + c̄                     (R, n)      bars: cotangents
@@ -6,7 +6,7 @@
     x̄ = [a; l̄]ᵀ [v̄; q]               (n, E)      one product, where autograd makes two and adds them
     q̄ = l̄ x,   b̄ = l̄ 1
 
-Half the time of autograd's own for rows that fit the cache; only a is kept between forward and backward.
+Takes half the time of autograd for rows that fit the cache; only a is kept between forward and backward.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ class SharedRows(torch.autograd.Function):
         flat = weights.view(len(queries), -1, rows.shape[1])
         ctx.save_for_backward(queries, rows, offset, mask, flat)
         ctx.activation, ctx.slots = activation, slots
-        reach = reach.clone()  # an output of its own
+        reach = reach.clone()  # a separate output
         ctx.mark_non_differentiable(shift, reach)
         return torch.bmm(flat, rows).view(*slots, -1), weights.sum(-1), shift, reach
 
@@ -68,7 +68,7 @@ def _through_activation(
     slots: Slots,
     bars: Tensor,
 ) -> Tensor:
-    """Jᵀ times the cotangent of what the activation gave: weights or log-weights."""
+    """Jᵀ times the cotangent of the activation's output: weights or log-weights."""
     logits = torch.bmm(queries, rows.mT).view(*slots, -1)
     with torch.enable_grad():
         logits = (logits if offset is None else logits + offset.unsqueeze(-1)).detach().requires_grad_()

@@ -22,7 +22,7 @@ from setstream.states.accumulators import LogSums, rounding_error
 # and 2^22 are 20 to 40 % slower); on accelerators large enough to keep them busy.
 CPU_BLOCK = 2**18
 ACCELERATOR_BLOCK = 2**26
-# Small sets go through together, spread over the cores: this many blocks' worth at a time.
+# Small sets are processed together, spread over the cores: this many blocks at a time.
 SETS_A_BLOCK = 4
 # Shorter blocks would be dominated by the cost of starting an operation.
 SHORTEST_BLOCK = 256
@@ -32,7 +32,7 @@ Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def _split(tensor: Tensor | None, size: int, batch: int) -> Iterable[Tensor | None]:
-    """A per-set tensor in groups of `size` sets; what is shared by all sets, again and again."""
+    """A per-set tensor in groups of `size` sets; a tensor that all sets share is repeated."""
     return repeat(tensor) if tensor is None or len(tensor) < batch else tensor.split(size)
 
 
@@ -58,7 +58,7 @@ def weighted_sums(
     batch, size = features.shape[:2]
     rows = slots[0] * slots[1]
     budget = CPU_BLOCK if features.device.type == "cpu" else ACCELERATOR_BLOCK
-    compiled = torch.compiler.is_compiling()  # a compiler cuts loops by itself, and its graph must fit every size: one block
+    compiled = torch.compiler.is_compiling()  # a compiler splits loops itself, and its graph must fit every size: one block
     together = batch if compiled else max(1, SETS_A_BLOCK * budget // (rows * size))
     if not compiled and together < batch:  # as many sets at a time as fit a block
         groups = [

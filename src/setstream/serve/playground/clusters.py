@@ -1,6 +1,6 @@
 """Points that stream into four clustering models side by side.
 
-Three of them give one answer whatever the order and the pieces; the Set Transformer, which is averaged over chunks, does not.
+Three of them give one answer for any order and any chunks; the Set Transformer, which is averaged over chunks, does not.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from setstream.tasks.clustering import DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends, stream_order
 
 MODELS = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")
-#: Points of one colour that lie on top of each other are seen as a disc of this size, not as a density without bounds.
+#: The smallest deviation of a colour: points that coincide would have an unbounded density.
 SMALLEST_SCALE = 0.05
 
 
@@ -41,7 +41,7 @@ class Clusters:
         return {"points": self.points.tolist(), "labels": self.labels.tolist()} | self._oracle()
 
     def put(self, message: Put) -> dict[str, Any]:
-        """A larger set."""
+        """Add points to the set."""
         if len(message.points) != len(message.labels):
             raise BadMessage(f"every point has a label: got {len(message.points)} points and {len(message.labels)} labels")
         if len(self.points) + len(message.points) > MOST_POINTS:
@@ -52,12 +52,12 @@ class Clusters:
         return self._oracle()
 
     def clear(self, message: Message) -> dict[str, Any]:
-        """An empty set."""
+        """Begin with an empty set."""
         self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
         return self._oracle()
 
     def rewind(self, message: Message) -> dict[str, Any]:
-        """The same set, of which nothing has been seen."""
+        """Begin the same set again, with nothing streamed."""
         self._begin(self.points, self.labels, self.truth)
         return {"count": 0}
 
@@ -109,7 +109,7 @@ class Clusters:
 
 @cache
 def models() -> dict[str, SetModel]:
-    """The four models, read when the first visitor comes."""
+    """The four models, loaded for the first visitor."""
     return {name: pretrained(name) for name in MODELS}
 
 

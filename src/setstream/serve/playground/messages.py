@@ -63,13 +63,13 @@ Byte = Annotated[int, Field(ge=0, le=255)]
 
 
 class Truth(Message):
-    """Begin a picture; with the colours of the whole of it, row by row, if they are known."""
+    """Begin a picture; with all of its colours, row by row, if they are known."""
 
     colours: list[tuple[Byte, Byte, Byte]] | None = Field(default=None, min_length=SIDE * SIDE, max_length=SIDE * SIDE)
 
 
 class Paint(Message):
-    """Add pixels, place and colour, and take out others. What is painted twice has the last colour."""
+    """Add pixels, place and colour, and remove others. A pixel that is painted twice has the last colour."""
 
     pixels: list[tuple[Place, Byte, Byte, Byte]] = Field(default=[], max_length=SIDE * SIDE)
     erase: list[Place] = Field(default=[], max_length=SIDE * SIDE)

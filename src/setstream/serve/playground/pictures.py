@@ -1,7 +1,4 @@
-"""Pixels that stream into an image, completed live.
-
-A pixel that is painted over, or rubbed out, leaves the state by subtraction.
-"""
+"""Pixels that stream into an image, completed live; painted-over or erased pixels are subtracted from the state."""
 
 from functools import cache
 from typing import Any
@@ -42,7 +39,7 @@ class Picture:
         return {"count": 0, "models": {}}
 
     def paint(self, message: Paint) -> dict[str, Any]:
-        """The picture as each model sees it now: mean and uncertainty of every pixel."""
+        """The picture that each model predicts now: mean and uncertainty of every pixel."""
         new = {place: (r, g, b) for place, r, g, b in message.pixels}
         gone = {place: self.known.pop(place) for place in {*message.erase, *new} if place in self.known}
         if gone:
@@ -61,7 +58,7 @@ class Picture:
             if self.known:
                 stream.remove(self._rows(gone))
                 return stream
-        except PrecisionError:  # they had almost all of the weight: what is left is computed anew
+        except PrecisionError:  # they had almost all of the weight: encode the rest anew
             pass
         stream = self.models[name].stream(chunks=AVERAGE)
         if self.known:
@@ -88,5 +85,5 @@ class Picture:
 
 @cache
 def models() -> dict[str, SetModel]:
-    """The models, read when the first visitor comes."""
+    """The models, loaded for the first visitor."""
     return {name: pretrained(name) for name in MODELS}

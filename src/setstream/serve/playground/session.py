@@ -2,7 +2,7 @@
 
     {"ask": 7, "do": "append", "chunks": [[0, 1, 2]]}     ->  {"ask": 7, "count": 3, "models": {...}, "last": true}
 
-`ask` is any number; the answer repeats it. Where a message has several answers, they come one by one, the last of them with
+`ask` is any number; the answer repeats it. Where a message has several answers, they are sent one by one, the last with
 "last": true. An invalid message is answered with its "problem" and changes nothing. Messages are handled one after
 another: a client that waits for each answer streams at the speed of the models.
 """
@@ -28,7 +28,7 @@ TRY_AGAIN_LATER, NOT_TEXT = 1013, 1003
 router = APIRouter()
 
 Answers = dict[str, Any] | Iterator[dict[str, Any]]
-#: What each message holds, which tab it is for, and what that does with it.
+#: The fields of each message, the tab it is for, and the tab's method for it.
 VERBS: dict[str, tuple[type[Message], type, Callable[[Any, Any], Answers]]] = {
     "draw": (Draw, Clusters, Clusters.draw),
     "put": (Put, Clusters, Clusters.put),

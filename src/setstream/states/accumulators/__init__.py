@@ -1,13 +1,13 @@
-"""What a state is made of: named tensors with the batch in front, and a law by which two of them become one.
+"""The accumulators of a state: named tensors whose first axis is the batch, and a law by which two of them merge.
 
-    Sums       a + b                                          totals, for pools of your own
+    Sums       a + b                                          totals, for your own pools
     LogSums    (v, m) stands for the sums v·e^m               sums and weighted sums with a running maximum m
     Maximum    max(a, b)                                      feature-wise extremes
     Minimum    min(a, b)
-    Chunks     a + b                                          in how many chunks each set came
+    Chunks     a + b                                          the number of chunks of each set
     Shared     a = b, or it is an error                       what all chunks of one pass must agree on
 
-Accumulators are immutable: every operation gives a new one, and autograd follows it. A new kind is a subclass of `Accumulator`
+Accumulators are immutable: every operation returns a new one, with its gradient. A new kind is a subclass of `Accumulator`
 and needs no change anywhere else.
 """
 
@@ -38,6 +38,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Part":
-        warnings.warn("Part is now Accumulator; the old name goes with 0.3", DeprecationWarning, stacklevel=2)
+        warnings.warn("Part is now Accumulator; the old name is removed in 0.3", DeprecationWarning, stacklevel=2)
         return Accumulator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What every accumulator does: merge, lose elements, decay, go over ranks, carry gradients, become bytes."""
+"""The base of all accumulators: merging, removal, decay, sums over ranks, gradients, serialisation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ RANK = 2**32
 def accumulator_dtype(device: torch.device) -> torch.dtype:
     """The dtype that sums over a set are kept in: float64, or float32 where the device has no float64 (MPS).
 
-    A sum of 10^6 single elements in float32 loses what one product over the same elements keeps; the state is small, so
-    the wide type costs nothing that can be measured.
+    A sum of 10^6 single elements in float32 is less accurate than one product over the same elements; the state is small, so
+    the wide type has no measurable cost.
     """
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -43,17 +43,17 @@ def must_be_empty(nothing: Tensor, narrow: Tensor, wide: Tensor) -> None:
 
 
 class Accumulator:
-    """Named tensors, each (B, ...), and the laws by which they merge, lose elements, decay and go over ranks.
+    """Named tensors, each (B, ...), and the laws of merging, removal, decay and sums over ranks.
 
-    A kind of your own is a subclass with a `kind` (the name under which states keep it) and a `merge`. Everything else has a
-    default: it cannot lose elements nor decay, goes over ranks by gathering and merging, and saves its tensors as they are. Its
-    gradient is that of a sum, unless it overrides `contribution`, or `graded` to have none.
+    Your own kind is a subclass with a `kind` (its name in saved states) and a `merge`. By default it does not support removal
+    or decay, is gathered and merged over ranks, and saves its tensors as they are. Its gradient is that of a sum, unless it
+    overrides `contribution`, or `graded` to have none.
     """
 
     kind: ClassVar[str]
-    #: Whether all chunks of a pass have the same, as they have a random draw: elements do not change it.
+    #: Whether it is the same for all chunks of a pass, like a random draw: elements do not change it.
     shared: ClassVar[bool] = False
-    #: Whether each entry comes from one element alone, which gets the whole gradient, as that of a maximum does.
+    #: Whether each entry comes from one element, which gets the whole gradient, as in a maximum.
     owned_by_one_element: ClassVar[bool] = False
     _kinds: ClassVar[dict[str, type[Accumulator]]] = {}
 
@@ -61,8 +61,8 @@ class Accumulator:
         super().__init_subclass__(**options)
         if "kind" not in vars(cls):
             if hasattr(cls, "kind"):
-                raise ConfigurationError(f"{cls.__qualname__} needs a kind of its own, to tell its states from {cls.kind!r}")
-            return  # a base of kinds
+                raise ConfigurationError(f"{cls.__qualname__} needs its own kind, to distinguish its states from {cls.kind!r}")
+            return  # an abstract base
         known = Accumulator._kinds.setdefault(cls.kind, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ConfigurationError(f"there is an accumulator of kind {cls.kind!r}: {known.__module__}.{known.__qualname__}")
@@ -86,10 +86,9 @@ class Accumulator:
         Args:
             other: what the removed elements accumulated to.
             emptied: (B,), true for the sets that have no element left.
-            tolerance: PrecisionError if the relative error of what is left may be larger.
-
+            tolerance: PrecisionError if the relative error of the rest may be larger.
         """
-        raise RemovalError(f"a {self.kind} cannot lose elements. Encode the remaining elements anew, or use another pool.")
+        raise RemovalError(f"elements cannot be removed from a {self.kind}. Encode the others anew, or use another pool.")
 
     def scale(self, factor: Tensor) -> Self:
         """The accumulator with every element's weight multiplied by `factor` (B,)."""
@@ -98,7 +97,7 @@ class Accumulator:
         )
 
     def fault(self, seen: Tensor) -> str | None:
-        """What is impossible in these numbers, which come from outside; `seen` (B,) is true for sets that have elements."""
+        """What is impossible in these numbers, read from outside; `seen` (B,) is true for sets that have elements."""
         return None if all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()) else "NaN or infinity"
 
     # -- tensors ------------------------------------------------------------------------------------------------------
@@ -112,11 +111,11 @@ class Accumulator:
         return self.map(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
     def widened(self) -> Self:
-        """The accumulator of one chunk as merging it with nothing gives it: sums in the wide type."""
+        """The accumulator of one chunk as if merged with an empty one: sums in the wide type."""
         return self
 
     def cat(self, others: Sequence[Accumulator]) -> Self:
-        """The batches of several, one after the other. An accumulator of no elements may not know its width yet."""
+        """Concatenate the batches of several. An accumulator without elements may not know its width yet."""
         joined = {}
         for name, first in self.tensors.items():
             pieces = [first, *(other[name] for other in others)]
@@ -135,11 +134,11 @@ class Accumulator:
         return [type(self)(**dict(zip(gathered, tensors, strict=True))) for tensors in zip(*gathered.values(), strict=True)]
 
     def reduce(self, group: Group) -> Self:
-        """The accumulators of all ranks as one, on every rank."""
+        """The merged accumulators of all ranks, on every rank."""
         return reduce(type(self).merge, self.gather(group))
 
     def from_first_rank(self, group: Group) -> Self:
-        """Before a pass: what all ranks must agree on, as the group's first rank has it."""
+        """Before a pass: take what all ranks must agree on from the group's first rank."""
         return self
 
     # -- gradients ----------------------------------------------------------------------------------------------------
@@ -151,17 +150,16 @@ class Accumulator:
     def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
         """What this chunk adds to each graded tensor of the whole, as a differentiable function of the chunk's tensors.
 
-        The contributions of all chunks sum to the whole, which is how the whole's gradient reaches each of them.
+        The contributions of all chunks sum to the whole, so the whole's gradient is that of each contribution.
 
         Args:
             whole: the accumulator of all chunks.
             owned: the whole's entries that come from this chunk; given where one element owns each entry.
-
         """
         return {name: self[name] for name in self.graded()}
 
     def new_owners(self, index: int) -> Tensor:
-        """One owner for every entry: the block `index`, or -1 for nobody."""
+        """One owner for every entry: the block `index`, or -1 for none."""
         return torch.full_like(self[self.graded()[0]], index, dtype=torch.int64)
 
     def merge_owners(self, other: Self, owners: Tensor, other_owners: Tensor) -> Tensor:
@@ -196,5 +194,5 @@ class Accumulator:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], version: int) -> Self:
-        """The accumulator of what was saved in a state of this format version."""
+        """The accumulator from what was saved in a state of this format version."""
         return cls(**tensors)

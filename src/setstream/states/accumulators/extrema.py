@@ -13,7 +13,7 @@ from setstream.states.collectives import Group, all_reduce
 
 
 class _Extremum(Accumulator):
-    """A feature-wise maximum or minimum: it merges, but cannot lose or weigh elements."""
+    """A feature-wise maximum or minimum: it merges, but does not support removal or decay."""
 
     owned_by_one_element = True
     nothing: ClassVar[float]
@@ -30,7 +30,7 @@ class _Extremum(Accumulator):
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         raise RemovalError(
-            f"a {self.kind} cannot lose elements: once an element is gone nothing tells which was next. Encode the remaining "
+            f"elements cannot be removed from a {self.kind}: the next value is not known. Encode the remaining "
             "elements anew, or use a model without it: pools that are means, sums or UMBC, and elements_stream=False in a "
             "SetClassifier."
         )
@@ -50,7 +50,7 @@ class _Extremum(Accumulator):
         return {"value": value if owned is None else value.masked_fill(~owned, 0.0)}
 
     def merge_owners(self, other: Self, owners: Tensor, other_owners: Tensor) -> Tensor:
-        """Of equal values, the first owner keeps its own."""
+        """Of equal values, the first keeps its owner."""
         return torch.where(type(self).beats(other["value"], self["value"]), other_owners, owners)
 
 

@@ -1,7 +1,7 @@
 """Sums of weighted features and of their weights, relative to a running maximum.
 
     numerator  v = Σ_j e^(l_j - m) φ_j      (B, ..., E)       l_j  log-weight of element j
-    normaliser c = Σ_j e^(l_j - m)          (B, ...)          m    shift: the largest l_j so far, less what was forgotten
+    normaliser c = Σ_j e^(l_j - m)          (B, ...)          m    shift: the largest l_j so far, less the decay
     shift      m                            (B, ...)          -inf or NOTHING where nothing was seen
     error                                   (B, ..., 2)       the rounding error that c and |v| may hold
 
@@ -22,25 +22,25 @@ from setstream.states import compat
 from setstream.states.accumulators.base import NOTHING, Accumulator, accumulator_dtype, align, must_be_empty
 from setstream.states.collectives import Group, all_reduce
 
-# Decay moves what lies beyond a factor e^FADED from the sums into the shift, well before they would underflow in float32.
+# Decay moves factors beyond e^FADED from the sums into the shift, well before they would underflow in float32.
 FADED = 22.0
 
-# How many ε the sums of one chunk may be off: measured, with room to spare (tests/laws/test_sequences.py).
+# The error of the sums of one chunk in multiples of ε: measured, with a margin (tests/laws/test_sequences.py).
 UNSURE = 4.0
 
-# Removal is refused once its rounding error may exceed this share of what is left.
+# Removal raises PrecisionError if its rounding error may exceed this share of the rest.
 REMOVAL_TOLERANCE = 1e-3
 
 
 class LogSums(Accumulator):
     """Sums of weighted features and of their weights, relative to a running maximum: numerator, normaliser, shift, error.
 
-    Merging rescales both sides to the larger shift, so nothing overflows however large the logits are. The shift carries
+    Merging rescales both sides to the larger shift, so nothing overflows for logits of any size. The shift carries
     no gradient: it cancels in v / c and in v·e^m. A chunk's sums come as they were computed, in float32; merging widens
     them to the accumulators' type.
 
-    Every chunk brings the rounding error of its sums, ε (1 + |l|) of each (ε of the dtype that the logits were computed
-    in). Errors add up in squares, when chunks are merged and when they are removed: what a removal leaves is compared with
+    Every chunk adds the rounding error of its sums, ε (1 + |l|) of each (ε of the dtype that the logits were computed
+    in). Errors add up in squares, when chunks are merged and when they are removed: the rest after a removal is compared with
     them. Sums made without `error` get that of one chunk.
     """
 
@@ -74,7 +74,7 @@ class LogSums(Accumulator):
         return cls(**(compat.without_spent(tensors, rounding_error) if version == 1 else tensors))
 
     def _is_whole(self) -> bool:
-        """Whether these are sums at all: what comes from outside may be anything."""
+        """Whether the tensors are those of sums: data from outside may be anything."""
         numerator, normaliser, shift = (self.tensors.get(name) for name in ("numerator", "normaliser", "shift"))
         return (
             numerator is not None
@@ -87,14 +87,13 @@ class LogSums(Accumulator):
     # -- the laws -----------------------------------------------------------------------------------------------------
 
     def merge(self, other: Self) -> Self:
-        """Both sums at the larger of the two shifts."""
         shift = self["shift"]
         if not self._adds_to(other):
             shift = torch.maximum(shift, other["shift"]).clamp(min=NOTHING)
         return self._add(other, shift, 1.0)
 
     def _adds_to(self, other: Self) -> bool:
-        """Whether both are wide and at one shift, as plain sums are. Only asked where the answer costs nothing."""
+        """Whether both are wide and at one shift, as plain sums are. Checked only where it is free."""
         a, b = self["shift"], other["shift"]
         cheap = not torch.compiler.is_compiling() and a.device.type == "cpu" and a.dtype == torch.float64
         return cheap and self["numerator"].dtype == other["numerator"].dtype == a.dtype and torch.equal(a, b)
@@ -102,9 +101,8 @@ class LogSums(Accumulator):
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """The difference, at this accumulator's shift.
 
-        Where heavy elements or large features go and light or small ones stay, the rounding error of what went may be all
-        that is left. Once it could exceed `tolerance` of a slot's remaining weight, or of its remaining numerator,
-        PrecisionError is raised and nothing is changed.
+        If heavy elements or large features are removed and light or small ones stay, the result may be only rounding error.
+        PrecisionError is raised if it could exceed `tolerance` of a slot's remaining weight, or of its remaining numerator.
         """
         rest = self._add(other, self["shift"].clamp(min=NOTHING), -1.0)
         left = sizes(rest["numerator"], rest["normaliser"])
@@ -123,7 +121,7 @@ class LogSums(Accumulator):
         return type(self)(**{n: t.masked_fill(align(emptied, t), fresh.get(n, 0.0)) for n, t in rest.tensors.items()})
 
     def scale(self, factor: Tensor) -> Self:
-        """Sums times the factor. Before they fade away, or grow beyond bounds, what is too much goes into the shift."""
+        """Sums times the factor. Before they underflow or overflow, the excess goes into the shift."""
         normaliser, shift = self["normaliser"].detach(), self["shift"]
         wide = accumulator_dtype(shift.device)
         factor = align(factor.to(wide), normaliser).expand_as(normaliser)
@@ -137,7 +135,7 @@ class LogSums(Accumulator):
     def fault(self, seen: Tensor) -> str | None:
         """Sums are finite; weights and errors are not negative; nothing was summed where nothing was seen."""
         if not self._is_whole():
-            return None  # not sums at all: an encoder, or the state it is merged with, will say so
+            return None  # other tensors: an encoder, or the state it is merged with, will raise the error
         numerator, normaliser, shift, error = (self[name] for name in ("numerator", "normaliser", "shift", "error"))
         nothing = normaliser == 0
         if not all(bool(torch.isfinite(tensor).all()) for tensor in (numerator, normaliser, error)):
@@ -169,7 +167,7 @@ class LogSums(Accumulator):
     def widened(self) -> Self:
         return self.to_dtype(accumulator_dtype(self["shift"].device))
 
-    # -- what they stand for ------------------------------------------------------------------------------------------
+    # -- values -------------------------------------------------------------------------------------------------------
 
     def mean(self) -> Tensor:
         """v / c, and zero where nothing was seen."""
@@ -184,7 +182,7 @@ class LogSums(Accumulator):
     # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _growth(self, shift: Tensor) -> Tensor:
-        """By what the sums are multiplied to be relative to another shift."""
+        """The factor that makes the sums relative to another shift."""
         wide = accumulator_dtype(shift.device)
         return (self["shift"].to(wide) - shift.to(wide)).exp_()
 
@@ -213,7 +211,7 @@ class LogSums(Accumulator):
 
 
 def _root_of_squares(a: Tensor, b: Tensor) -> Tensor:
-    """√(a² + b²) of numbers that are not negative, without an overflow on the way."""
+    """√(a² + b²) of numbers that are not negative, without overflow."""
     if torch.compiler.is_compiling():  # ONNX has no hypot
         most, least = torch.maximum(a, b), torch.minimum(a, b)
         root = most * ((least / most.masked_fill(most == 0, 1.0)).square() + 1.0).sqrt()

@@ -1,4 +1,4 @@
-"""What every chunk of one pass must have in common: a = b, or it is an error."""
+"""What all chunks of one pass must have in common: a = b, or it is an error."""
 
 from typing import Self
 
@@ -12,7 +12,7 @@ from setstream.states.collectives import Group
 
 
 class Shared(Accumulator):
-    """What every chunk of one pass must have in common, such as the slots' random draw. Removal and decay leave it."""
+    """What all chunks of one pass must have in common, such as the slots' random draw. Removal and decay do not change it."""
 
     kind = "shared"
     shared = True
@@ -25,12 +25,11 @@ class Shared(Accumulator):
         return self
 
     def merge(self, other: Self) -> Self:
-        """Either of the two, which must be equal."""
         for name, tensor in self.tensors.items():
             if tensor is not other[name] and not torch.equal(tensor, other[name]):
                 raise MismatchError(
                     f"these states come from different random draws ({name}), so their sum means nothing. Start both "
-                    "from one `state = encoder.empty(batch)`, or call encoder.eval() where no draw is wanted."
+                    "from one `state = encoder.empty(batch)`, or call encoder.eval() if no draw is needed."
                 )
         return self
 

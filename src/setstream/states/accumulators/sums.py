@@ -14,7 +14,7 @@ from setstream.states.collectives import Group, all_reduce
 class Sums(Accumulator):
     """Plain sums over the elements: merging adds, removal subtracts.
 
-    The error of a removal is the rounding error of the larger sum. Signed sums do not tell how much that matters.
+    The error of a removal is the rounding error of the larger sum, which is not checked: signed sums may cancel.
     """
 
     kind = "sums"
@@ -37,7 +37,7 @@ class Sums(Accumulator):
 
 
 class Chunks(Sums):
-    """In how many chunks each set came, where that matters. Decay leaves it, and nothing can be taken out."""
+    """The number of chunks of each set, where that matters. Decay does not change it; removal is an error."""
 
     kind = "chunks"
 
@@ -46,7 +46,7 @@ class Chunks(Sums):
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         raise RemovalError(
-            "a mean over chunks cannot lose elements: it does not know which chunk they came in. Encode the remaining elements "
+            "elements cannot be removed from a mean over chunks: their chunk is not known. Encode the remaining elements "
             "anew, or use a consistent pool."
         )
 

@@ -2,7 +2,7 @@
 
     points --Linear(D, width), ReLU--> features --set encoder--> z --decoder--> K x (logit, mean, scale)
 
-Decoders have three layers, those behind UMBC two, as in the paper's appendix; UMBC + Set Transformer has three SABs, as in its
+Decoders have three layers, those after UMBC two, as in the paper's appendix; UMBC + Set Transformer has three SABs, as in its
 published run. Set functions that need their whole input (fspool, diff-em, set-transformer) are wrapped in `ChunkMean`: they
 average over chunks, as in the paper's tests. SSE divides by the sum of the weights, as its published code does. Without this it
 is a sum over the set, and a model trained on 512 points fails on 1,024.

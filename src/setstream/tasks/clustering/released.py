@@ -6,7 +6,7 @@ What differs from the text (`models.py`), model by model:
 
     all                phi has a second linear layer; the third output is a variance, softplus clamped at 1e-2
     deepsets           layer norm after the mean
-    sse                one Gaussian for each slot, the mean of it at test time, one draw for all sets of a batch; a bias and no
+    sse                one Gaussian for each slot, its mean at test time, one draw for all sets of a batch; a bias and no
                        layer norm for the queries; weights divided by their sum; slot residual and layer norm after
     sse-hierarchical   four such encoders with four slots each, then one linear layer
     set-transformer    one ISAB on the points themselves, no phi; layer norm in every block
@@ -48,7 +48,7 @@ def assemble(pool: Pool, body: nn.Module, clusters: int, dim: int, *, per_slot: 
 
 
 def umbc_options(**options: Any) -> dict[str, Any]:
-    """How the release sets up its slots: UMBC and SSE are one layer there."""
+    """The slots of the release, in which UMBC and SSE are one layer."""
     return {
         "slots": "gaussian",
         "eval_slots": "mean",

@@ -1,4 +1,4 @@
-"""Amortised clustering: from a set of points to the mixture that made it, in one pass.
+"""Amortised clustering: from a set of points to the mixture they were drawn from, in one pass.
 
     loss = - mean_j log Σ_k π_k N(x_j; μ_k, σ_k),     (π, μ, σ) = model(points)
 
@@ -37,7 +37,6 @@ class Clustering(Task):
         test_sets: the number of test sets; a fifth of them is used during training.
         test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
         test_seed: the seed of the test sets.
-
     """
 
     name = "clustering"
@@ -70,7 +69,7 @@ class Clustering(Task):
         return {"points": self.draw(size, points, generator).points}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """The mean negative log-likelihood of the points that training sees."""
+        """The mean negative log-likelihood of the training points."""
         x = encode.sees(batch["points"])
         head = cast(MixtureHead, model.head)
         return negative_log_likelihood(*head.raw(encode(model.encoder, x)), x).mean()
@@ -106,7 +105,7 @@ class Clustering(Task):
         ).cpu()
 
     def predict(self, model: SetModel, points: Tensor, chunk: int | None = None) -> DiagonalMixture:
-        """The mixtures of sets of points (B, N, D), given in chunks of `test_chunk` points or as said."""
+        """The mixtures of sets of points (B, N, D), given in chunks of `test_chunk` points, or of `chunk`."""
         return predict_in_chunks(model, points.to(model.encoder.device).split(chunk or self.test_chunk, dim=1))
 
     def draw(self, sets: int, points: int, generator: torch.Generator) -> Sample:

@@ -1,10 +1,10 @@
-"""`umbc+anchors`: slots that are initialised as places of the image; each reads its surroundings, each place the slots near it.
+"""`umbc+anchors`: slots initialised as places of the image; each attends to its surroundings, each place to the slots near it.
 
     γ(p)  = (sin 2^i πp, cos 2^i πp)_{i < waves}                       waves of a place, 4 waves numbers
     φ(x)  = [γ(p), layers(γ(p), x)]                                    x = (p, colour), a pixel
     l_kn  = s_h ⟨γ(a_k), γ(p_n)⟩,   z_k = LN(softmax_n(l_k) values)    UMBC, head h: anchors a_k on the image are its slots
     r     = SABs(z)                                                    (K, width): the slots after self-attention
-    a(p)  = softmax_k(s_h ⟨γ(a_k), γ(p)⟩) (r W)                        what a place reads
+    a(p)  = softmax_k(s_h ⟨γ(a_k), γ(p)⟩) (r W)                        what a place attends to
     (μ, s) = layers(γ(p), a(p))
 
 ⟨γ(a), γ(p)⟩ = Σ_i cos 2^i π(a - p), for x and for y, is largest at p = a; its exponential is a product of bumps around the

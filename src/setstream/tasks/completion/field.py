@@ -16,7 +16,7 @@ from torch.distributions import Normal
 from setstream.gradients.streamed_loss import streamed_loss
 from setstream.nn.mlp import mlp
 
-# As the paper's appendix has them.
+# As in the paper's appendix.
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
 #: As in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
 SMALLEST_SCALE = 0.1
@@ -56,7 +56,7 @@ class GaussianDecoder(nn.Module, ABC):
 
     @abstractmethod
     def raw(self, read: Tensor, places: Tensor) -> Tensor:
-        """μ and s beside each other, (B, T, 2 channels)."""
+        """μ and s, concatenated: (B, T, 2 channels)."""
 
     def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = self.raw(read, places).chunk(2, dim=-1)

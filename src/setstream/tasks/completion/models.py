@@ -25,7 +25,7 @@ from setstream.pools.base import Pool
 from setstream.tasks.completion.anchored import AnchoredDecoder, AnchoredFeatures, anchored_slots, spread
 from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, Decoder, FieldHead, Waves
 
-Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body behind it
+Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body after it
 
 
 def completion_model(parts: Parts) -> Callable[..., SetModel]:
@@ -98,7 +98,7 @@ def umbc_anchors(
 ) -> SetModel:
     """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it.
 
-    `init` is for phi, and for the decoder's layers behind its attention.
+    `init` is for phi, and for the decoder's layers after its attention.
     """
     if not 1 <= waves <= width // HEADS // 4:
         raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("umbc+set-transformer", "umbc+anchors")  # models whose completions are shown as pictures
 GALLERY = (50, 100, 200, 500, 1000)  # context sizes that are shown of a small image
-LARGE = 4096  # images of at least so many pixels are shown with the same shares of their pixels
+LARGE = 4096  # images of at least this many pixels are shown with the same shares of their pixels
 LARGEST_DEVIATION = 0.3  # in pictures; the standard deviation of a uniform distribution on [0, 1] is 0.29
 PICTURES = ("context", "mean", "uncertainty")
 
@@ -67,7 +67,7 @@ def revealed(pixels: Tensor, count: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def show_completion(axes: Any, pixels: Tensor, count: int, field: Field, shape: tuple[int, ...], labelled: bool) -> None:
-    """Below each other: the first `count` pixels (N, 2 + C) of an image, and the mean and deviation of the prediction."""
+    """One below the other: the first `count` pixels (N, 2 + C) of an image, and the mean and deviation of the prediction."""
     predicted = field.at(places(*shape[1:]).unsqueeze(0))
     mean, deviation = (values[0].T.unflatten(1, shape[1:]) for values in (predicted.mean, predicted.stddev))
     labels = PICTURES if labelled else ("", "", "")
@@ -77,7 +77,7 @@ def show_completion(axes: Any, pixels: Tensor, count: int, field: Field, shape: 
 
 
 def context_sizes(pixels: int) -> list[int]:
-    """The context sizes that are shown of an image with so many pixels.
+    """The context sizes that are shown of an image with this many pixels.
 
     >>> context_sizes(28 * 28), context_sizes(256 * 256)
     ([50, 100, 200, 500], [3200, 6400, 12800, 32000, 64000])
@@ -86,7 +86,7 @@ def context_sizes(pixels: int) -> list[int]:
 
 
 def image_numbers(task: Completion, images: int) -> list[int]:
-    """The numbers of at most so many test images, evenly spaced: neighbours may show one scene."""
+    """The numbers of at most `images` test images, evenly spaced: neighbours may show one scene."""
     images = min(images, task.tests())
     return [task.tests() * number // images for number in range(images)]
 

@@ -64,7 +64,6 @@ class Completion(Task):
         test_contexts: the context sizes that are tested; the metric `nll` is their mean.
         test_chunk: pixels per chunk of the context in a test.
         test_seed: the seed of the test contexts.
-
     """
 
     name = "completion"
@@ -146,7 +145,7 @@ class Completion(Task):
         return torch.cat(values)
 
     def predict(self, model: SetModel, context: Tensor, chunk: int | None = None) -> Field:
-        """The completed images, given the context (B, N, 2 + C) in chunks of `test_chunk` pixels or as said."""
+        """The completed images, given the context (B, N, 2 + C) in chunks of `test_chunk` pixels, or of `chunk`."""
         return predict_in_chunks(model, context.split(chunk or self.test_chunk, dim=1))
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:

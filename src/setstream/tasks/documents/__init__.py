@@ -1,4 +1,4 @@
-"""Long documents: a set encoder in front of a pretrained language model."""
+"""Long documents: a set encoder before a pretrained language model."""
 
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.task import CORPORA, Documents

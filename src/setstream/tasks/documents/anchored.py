@@ -1,10 +1,10 @@
-"""`umbc+anchors+bert`: slots that are initialised as clusters of words; each reads the words of a document in its cluster.
+"""`umbc+anchors+bert`: slots that are initialised as clusters of words; each attends to the words of a document in its cluster.
 
     φ(w)  = LN(v_w)                                     v the table of words
     a_k   = direction of Σ_{w in cluster k} (φ(w) - mean φ)        clusters: spherical k-means over the vocabulary
     l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = LN(Σ_n softmax_n(l_k) φ(w_n))        UMBC, one head, before anything is learned
 
-So each slot is a mean of similar words, near the word vectors that the pretrained BERT behind it was trained on: a document of
+So each slot is a mean of similar words, near the word vectors that the pretrained BERT after it was trained on: a document of
 any length becomes K words. Anchors, projections and word vectors are learned.
 """
 

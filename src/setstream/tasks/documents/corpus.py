@@ -67,7 +67,7 @@ def read_json(file: Path) -> Any:
 
 
 def label_set(documents: Iterable[tuple[str, tuple[str, ...]]], label_minimum: int) -> list[str]:
-    """The labels of at least so many training documents, sorted, from pairs (split, labels).
+    """The labels of at least `label_minimum` training documents, sorted, from pairs (split, labels).
 
     >>> documents = [("train", ("a", "b")), ("train", ("a",)), ("test", ("b", "c"))]
     >>> label_set(documents, 2), label_set(documents, 0)

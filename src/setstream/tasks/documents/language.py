@@ -60,7 +60,7 @@ class Pretrained(NamedTuple):
 def read_pretrained(name: str) -> Pretrained:
     """The model with a name or in a folder."""
     tokenizer = tokenizer_of(name)
-    if torch.get_default_device().type == "meta":  # only the shapes are wanted
+    if torch.get_default_device().type == "meta":  # only the shapes are needed
         form = transformers().AutoConfig.from_pretrained(folder_of(name), trust_remote_code=False)
         model = transformers().AutoModel.from_config(form, trust_remote_code=False)
     else:
@@ -80,7 +80,6 @@ class Language(nn.Module):
         positions: False removes the position embeddings, so that the model ignores order. (Models with rotary positions keep
             them: they distinguish the slots by number, but not the order of words.)
         pooled: False removes the pooler.
-
     """
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:

@@ -66,7 +66,7 @@ def three_layers(width: int, labels: int, dropout: float, init: str) -> nn.Seque
 
 
 class Shared(NamedTuple):
-    """What all models are built from: a pretrained model, the number of labels, the kind of word vectors, and the dropout."""
+    """The parts that all models share: a pretrained model, the number of labels, the kind of word vectors, and the dropout."""
 
     read: Pretrained
     labels: int
@@ -86,7 +86,7 @@ class Shared(NamedTuple):
         return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.out_width, self.labels, self.dropout)))
 
     def read_in_order(self, reader: SegmentReader | WholeReader) -> SetModel:
-        """A reader of whole documents behind the table of words alone, and the classifier."""
+        """A reader of whole documents after the table of words alone, and the classifier."""
         phi, language = nn.Sequential(OrderedDict(words=table(self.read.words, self.words))), reader.language
         decoder = classifier(language.out_width, self.labels, self.dropout)
         return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), decoder)

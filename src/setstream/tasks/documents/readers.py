@@ -21,7 +21,7 @@ POOLS = ("cls", "mean")
 
 
 class SlotReader(nn.Module):
-    """Slots (B, K, width) behind the word vector of [CLS]; pooled at [CLS] or by the mean over the slots."""
+    """Slots (B, K, width) after the word vector of [CLS]; pooled at [CLS] or by the mean over the slots."""
 
     def __init__(self, language: Language, first: Tensor, pool: str = "cls") -> None:
         super().__init__()

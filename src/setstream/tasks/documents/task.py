@@ -41,11 +41,10 @@ class Documents(Task):
         fewest_words: words of the shortest document that is used; by default 200 for reuters, 0 for others.
         label_minimum: training documents that a label needs; by default 20 for reuters, 30 for rfcs, 50 for pubmed, and 0 (all
             labels) for eurlex.
-        inverted: eurlex with its sections in reverse order, as in the paper; False: in their own order.
-        longest: read at most so many tokens at the beginning of a document; None: all.
+        inverted: eurlex with its sections in reverse order, as in the paper; False: in their order.
+        longest: read at most this many tokens at the beginning of a document; None: all.
         test_chunk: words per chunk in a test.
         quick: validation documents that are used during training.
-
     """
 
     name = "documents"

@@ -9,7 +9,7 @@ Attention takes two passes in constant memory: one for the state of the whole ba
 the state's normaliser. For models that need their whole bag (ab-mil, ds-mil), the features of all elements are kept in memory.
 
 If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
-one, so a Set Transformer behind the pool reads one slot per element, and `alone` costs little more than φ.
+one, so a Set Transformer after the pool reads one slot per element, and `alone` costs little more than φ.
 
 Attention is also high on elements that count against the label. Gradients of the logit are no substitute: the head of a
 confident model is saturated, and its gradients are noise.
@@ -61,7 +61,6 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         source: the bag.
         chunk_size: elements per chunk.
         scores: the names of the scores to compute (see `SCORES`); all that the model has by default.
-
     """
     encoder = model.encoder
     pool = encoder.pool
@@ -131,7 +130,7 @@ def _chosen(rules: dict[str, Rule], scores: Collection[str] | None) -> dict[str,
 
 
 def _alone(model: SetModel) -> Weigh:
-    """The bag logit of each element as a bag of its own."""
+    """The bag logit of each element as a bag with one element."""
     pool, head = model.encoder.pool, model.head
     bag = _bag_pool(pool)
     if isinstance(bag, UMBC) and _equal_slots(bag) and isinstance(head, BagHead) and _ignores_repeats(head.decoder):

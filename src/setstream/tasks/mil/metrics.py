@@ -52,8 +52,8 @@ def intervals(
     index = torch.randint(len(label), (draws, len(label)), generator=generator)
     drawn = [summary(probability[rows], label[rows], threshold) for rows in index]
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    found = {}
+    intervals = {}
     for name in ("accuracy", "auroc", "f1"):
         values = torch.tensor([metrics[name] for metrics in drawn], dtype=torch.float64)
-        found[f"{name}_low"], found[f"{name}_high"] = torch.nanquantile(values, ends).tolist()
-    return found
+        intervals[f"{name}_low"], intervals[f"{name}_high"] = torch.nanquantile(values, ends).tolist()
+    return intervals

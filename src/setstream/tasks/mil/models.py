@@ -53,11 +53,11 @@ class BothStreams(nn.Module):
 
 
 def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
-    """A backbone and the layers behind it, under names that all models share."""
+    """A backbone and the layers after it, under names that all models share."""
     return nn.Sequential(OrderedDict(backbone=backbone, layers=layers))
 
 
-# width of the features, options of the pool -> the pool, and the decoder behind it that ends in one logit
+# width of the features, options of the pool -> the pool, and the decoder after it that ends in one logit
 Parts = Callable[..., tuple[Pool, nn.Module]]
 
 

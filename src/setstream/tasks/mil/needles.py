@@ -118,7 +118,6 @@ class Needles(Mil):
         bag_seed: the seed of the bags.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
         test_chunk: images per chunk in a test.
-
     """
 
     name = "needles"
@@ -177,7 +176,6 @@ class OtherClasses(Task):
 
     Args:
         needle: the class that is left out.
-
     """
 
     name = "other-classes"

@@ -1,6 +1,6 @@
 """Features of the patches of slides, in TRIDENT's layout.
 
-    features_j = backbone(patch_j)          patches (n, 3, S, S), floats in [0, 1], straight from the slide
+    features_j = backbone(patch_j)          patches (n, 3, S, S), floats in [0, 1], directly from the slide
 
 Memory is that of a few chunks, for slides of any size. A file is written completely or not at all, and finished slides are
 skipped.
@@ -66,7 +66,6 @@ def write_features(
 
     Returns:
         The number of patches.
-
     """
     network = network.to(device)
     done = 0

@@ -46,7 +46,6 @@ class Mil(Task):
         class_weights: give both classes the same weight in the loss.
         test_chunk: instances per chunk in a test.
         bags: the bags themselves, instead of `data`.
-
     """
 
     name = "mil"
