@@ -1,6 +1,6 @@
 """The evidence for docs/results/clustering.md: gradients and activations of finished runs, EM, and consistency.
 
-    python benchmarks/evidence_clustering.py runs/clustering runs/clustering-gradients --out evidence.html --figures figures
+    python benchmarks/evidence.py clustering runs/clustering runs/clustering-gradients --out evidence.html --figures figures
 
 - Gradients, activations: how far runs are from the full gradient on the same test sets, and gaps by test set size.
 - EM: scikit-learn's expectation maximisation (diagonal, best of ten starts), fitted to each test set: its gap to the oracle.
@@ -10,10 +10,8 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,7 +25,7 @@ from setstream.nn import DiffEM, FSPool, SetTransformer
 from setstream.pools import UMBC, ChunkMean
 from setstream.report.page import Page
 from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, find_runs, group_by
+from setstream.report.runs import FinishedRun, by_label, group_by
 from setstream.report.tables import add_runs, mean_of, metric
 from setstream.tasks.clustering import Clustering, sample
 from setstream.tasks.clustering.report import by_steps, curves_figure
@@ -182,18 +180,3 @@ def add_evidence(page: Page, runs: list[FinishedRun], em_sets: int = 50, partiti
     page.section("Variance over partitions")
     page.text(f"A set of 1,024 elements, untrained models, {partitions} random partitions for each number of chunks.")
     page.figure(variance_figure(partition_variance(partitions)), "variance of the encoding")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders that contain some")
-    parser.add_argument("--out", type=Path, default=Path("evidence.html"), help="the page to write")
-    parser.add_argument("--figures", type=Path, help="a folder for the page's pictures as separate files")
-    options = parser.parse_args()
-    page = Page("Evidence: clustering")
-    add_evidence(page, find_runs(options.folders))
-    page.write(options.out, options.figures)
-
-
-if __name__ == "__main__":
-    main()

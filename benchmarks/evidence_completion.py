@@ -1,13 +1,11 @@
 """The evidence for docs/results/completion.md, from finished runs: paired differences, gradients, chunk sizes and memory.
 
-python benchmarks/evidence_completion.py runs/completion --out evidence.html --figures figures
+python benchmarks/evidence.py completion runs/completion --out evidence.html --figures figures
 """
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +16,7 @@ from setstream.models.model import SetModel
 from setstream.report.costs import kept_bytes
 from setstream.report.page import Page
 from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, find_runs
+from setstream.report.runs import FinishedRun, by_label
 from setstream.tasks.completion.task import Completion
 from setstream.training.config import TrainConfig
 
@@ -178,18 +176,3 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
             page.figure(contexts_figure(same), f"NLL by the size of the context, {model}")
             for full in [label for label, kind in same.items() if kind.config.gradient == "full"][:1]:
                 add_differences(page, same, full)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders that contain some")
-    parser.add_argument("--out", type=Path, default=Path("evidence.html"), help="the page to write")
-    parser.add_argument("--figures", type=Path, help="a folder for the page's pictures as separate files")
-    options = parser.parse_args()
-    page = Page("Evidence: image completion")
-    add_evidence(page, find_runs(options.folders))
-    page.write(options.out, options.figures)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,10 @@
 """The evidence for docs/results/documents.md, from finished runs: F1 by the size of the gradient set, and the words of slots.
 
-python benchmarks/evidence_documents.py runs/documents --out evidence.html --figures figures
+python benchmarks/evidence.py documents runs/documents --out evidence.html --figures figures
 """
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 from setstream.models.model import SetModel
 from setstream.report.page import Page
 from setstream.report.plotting import plot_ranges, pyplot
-from setstream.report.runs import FinishedRun, by_label, find_runs, group_by
+from setstream.report.runs import FinishedRun, by_label, group_by
 from setstream.report.tables import SEEDS, add_runs
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.report import METRICS, corpus_of, last_stages
@@ -108,18 +106,3 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
             for number in sorted({0, tests // 2, tests - 1}):
                 about = "Words that slots attend to more (red) or less than the mean slot"
                 page.figure(slots_figure(task, model, number), about)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders that contain some")
-    parser.add_argument("--out", type=Path, default=Path("evidence.html"), help="the page to write")
-    parser.add_argument("--figures", type=Path, help="a folder for the page's pictures as separate files")
-    options = parser.parse_args()
-    page = Page("Evidence: documents")
-    add_evidence(page, find_runs(options.folders))
-    page.write(options.out, options.figures)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,15 @@
 """The evidence for the needle bags of docs/results/mil.md: accuracy against the rate of needles, for every way of training.
 
-python benchmarks/evidence_needles.py runs/needles --out evidence.html --figures figures
+python benchmarks/evidence.py needles runs/needles --out evidence.html --figures figures
 """
 
-import argparse
 import itertools
-from pathlib import Path
 
 import torch
 
 from setstream.report.page import Page
 from setstream.report.plotting import plot_ranges, pyplot
-from setstream.report.runs import FinishedRun, find_runs, group_by
+from setstream.report.runs import FinishedRun, group_by
 from setstream.report.tables import SEEDS, add_runs, mean_and_sd, metric
 
 METRICS = ("accuracy", "auroc", "f1")
@@ -64,18 +62,3 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     for name in ("auroc", "accuracy"):
         note = f"Difference in {name}: mean and standard error over pairs with the same rate and seed, hence the same bags."
         page.table(["training", "minus", "difference", "positive pairs"], differences(runs, name), note)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders that contain some")
-    parser.add_argument("--out", type=Path, default=Path("evidence.html"), help="the page to write")
-    parser.add_argument("--figures", type=Path, help="a folder for the page's pictures as separate files")
-    options = parser.parse_args()
-    page = Page("Evidence: needle bags")
-    add_evidence(page, find_runs(options.folders))
-    page.write(options.out, options.figures)
-
-
-if __name__ == "__main__":
-    main()
