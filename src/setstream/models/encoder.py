@@ -5,6 +5,7 @@ y = head(z)                                            any set function: the slo
 """
 
 import cmath
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from typing import Any, ClassVar
@@ -15,10 +16,14 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, DeviceError, MismatchError, NonFiniteError, ShapeError
 from setstream.models import checks
+from setstream.models.cheap_layers import CheapLayers
 from setstream.models.pretrained import Pretrained
 from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, select_sets
+from setstream.pools.kernels.weighted_sums import block_size
 from setstream.sets.layout import Packed, Sets, pack
+from setstream.sets.tiles import Tile, tiles
 from setstream.states.fingerprint import Origin
+from setstream.states.pieces import Pieces
 from setstream.states.state import State
 
 # What is computed once per encoder and weights: the width of its features, and an example of its states.
@@ -109,11 +114,10 @@ class SetEncoder(Pretrained, nn.Module):
                 raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
             if self.pool.refuse_chunks(chunks) and any(map(min, state.count.tolist(), packed.lengths)):
                 raise self.pool.inconsistent()
-        features = self.features(packed.elements)
         context = None if torch.is_grad_enabled() else state.context  # with a graph, the slots need a gradient
         if context is None:
             context = self.pool.prepare(state)
-        absorbed = self.absorb(state, context, packed, features)
+        absorbed = self.absorb(state, context, packed)
         merged = absorbed.widened() if fresh else state + absorbed
         merged.context = None if torch.is_grad_enabled() else context
         return merged
@@ -138,22 +142,35 @@ class SetEncoder(Pretrained, nn.Module):
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
         """The encoding z of whole sets: the same as `finalize(update(None, sets))`, and faster if all have one size."""
         packed = pack(sets, mask)
-        if len(set(packed.lengths)) == 1 and packed.lengths[0]:
+        if torch.is_grad_enabled() and len(set(packed.lengths)) == 1 and packed.lengths[0]:
             features = self.features(packed.elements)
             return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
         return self.finalize(self._update(None, packed))
 
     def features(self, elements: Tensor) -> Tensor:
         """The features (M, in_dim) that phi makes of (M, ...) elements, checked."""
+        self._check_phi(elements)
+        if self.check_finite and not all_finite(elements):
+            raise checks.non_finite(elements)
+        features = self._phi(elements)
+        if self.check_finite and not all_finite(features):
+            raise NonFiniteError(
+                "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
+                "added to any state; check_finite=False switches this check off."
+            )
+        return features
+
+    def _check_phi(self, elements: Tensor) -> None:
         checks.check_phi(self.phi)
         if self.device not in (None, elements.device):
             raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self.device}: move one of them")
-        if self.check_finite and not all_finite(elements):
-            raise checks.non_finite(elements)
+
+    def _phi(self, elements: Tensor, phi: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """phi (or the same, computed otherwise) of the elements; the shape of its result is checked."""
         if not len(elements) and self.pool.in_dim is not None:
             return torch.empty(0, self.pool.in_dim, device=elements.device, dtype=self._feature_dtype())
         try:
-            features: Tensor = self.phi(self.cast(elements))
+            features: Tensor = (phi or self.phi)(self.cast(elements))
         except (RuntimeError, IndexError) as error:
             if wrong := checks.unreadable(self.phi, elements):
                 raise ShapeError(wrong) from error
@@ -162,11 +179,6 @@ class SetEncoder(Pretrained, nn.Module):
                 error.add_note(checks.ONE_SET)
             raise
         checks.check_features(self.phi, elements, features, self.pool.in_dim)
-        if self.check_finite and not all_finite(features):
-            raise NonFiniteError(
-                "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
-                "added to any state; check_finite=False switches this check off."
-            )
         return features if features.is_floating_point() else features.to(self._feature_dtype())
 
     def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Any:
@@ -190,24 +202,57 @@ class SetEncoder(Pretrained, nn.Module):
             features = features.new_zeros(mask.numel(), features.shape[-1]).masked_scatter(mask.reshape(-1, 1), features)
         return weigh(features.unflatten(0, chunk.shape[:2]), state, mask)
 
-    def absorb(self, state: State, context: Context, packed: Packed, features: Tensor) -> State:
-        """The state of a chunk alone, from its features (M, in_dim) and the context of the pass; with the draw of `state`."""
-        device = features.device
-        order: list[int] = []
-        pieces: list[State] = []
-        for rows, block, mask in packed.groups(features):
-            whole = len(rows) == len(packed)
-            parts = self.pool.accumulate(context if whole else select_sets(context, rows), block, mask)
-            pieces.append(State(parts, torch.tensor([packed.lengths[row] for row in rows], device=device)))
-            order += rows
-        idle = [row for row, length in enumerate(packed.lengths) if not length]
-        if idle:
-            count = torch.zeros(len(idle), dtype=torch.int64, device=device)
-            pieces.append(State(self.pool.empty_accumulators(len(idle), device, features.shape[-1]), count))
-            order += idle
-        chunk = pieces[0] if len(pieces) == 1 else State.cat(pieces)[torch.tensor(order, device=device).argsort()]
-        # The draw is shared, not absorbed.
-        return State(state.accumulators | chunk.accumulators, chunk.count, state.origin)
+    def absorb(self, state: State, context: Context, packed: Packed, features: Tensor | None = None) -> State:
+        """The state of a chunk alone, with the draw of `state`.
+
+        Args:
+            state: The state whose sets the chunk belongs to.
+            context: The context of the pass.
+            packed: The elements.
+            features: What phi makes of them, if that is known. Otherwise phi is computed: a chain of cheap layers together with
+                the pool, tile by tile.
+        """
+        pieces, device = Pieces(len(state)), packed.elements.device
+        size = None if features is not None or torch.is_grad_enabled() else self.tile_size(device)
+        if size is None:
+            features = self.features(packed.elements) if features is None else features
+            self._absorb_tile(pieces, context, Tile(0, packed.first, packed.lengths), features)
+        else:
+            self._absorb_tiles(pieces, context, packed, size)
+        if idle := pieces.missing():
+            width = self._feature_width() if features is None else features.shape[-1]
+            pieces.add(idle, self.pool.empty_accumulators(len(idle), device, width))
+        before, after = packed.first, len(state) - packed.first - len(packed)
+        count = torch.tensor([0] * before + packed.lengths + [0] * after, device=device)
+        return State(state.accumulators | pieces.merged(), count, state.origin)  # the draw is shared, not absorbed
+
+    def tile_size(self, device: torch.device) -> int | None:
+        """How many elements phi and the pool should read together, in a cache; None if phi is to read all elements at once."""
+        layers = CheapLayers.of(self.phi)
+        return None if layers is None else block_size(device, max(CheapLayers.width(layers), self.pool.width))
+
+    def _absorb_tile(self, pieces: Pieces, context: Context, tile: Tile, features: Tensor) -> None:
+        for group in tile.groups(features):
+            whole = len(group.sets) == pieces.batch
+            some = context if whole else select_sets(context, group.sets)
+            pieces.add(group.sets, self.pool.accumulate(some, group.features, group.mask))
+
+    def _absorb_tiles(self, pieces: Pieces, context: Context, packed: Packed, size: int) -> None:
+        """phi and the pool on each tile. Where the sums show NaN and infinity, they are looked for once, at the end."""
+        self._check_phi(packed.elements)
+        cut = tiles(packed.lengths, size, packed.first)
+        late = self.check_finite and self.pool.sums_only
+        phi: CheapLayers | None = None
+        if self.pool.sums_only and not torch.is_autocast_enabled(packed.elements.device.type):
+            phi = CheapLayers(CheapLayers.of(self.phi) or [])
+        sums: list[Tensor] = []
+        for tile, elements in zip(cut, packed.elements.split([sum(tile.lengths) for tile in cut]), strict=True):
+            features = self._phi(elements, phi) if late or not self.check_finite else self.features(elements)
+            self._absorb_tile(pieces, context, tile, features)
+            if late and features is not elements:
+                sums.append(elements.sum())
+        if late and not (pieces.finite() and all(map(all_finite, sums))):
+            self.features(packed.elements)  # raises the error
 
     def finalize_unchecked(self, state: State) -> Any:
         """`finalize` for a state that is known to be of this encoder."""

@@ -5,16 +5,16 @@
     packed   a pair (x (ΣN_i, ...), ptr (B+1,)): set i is x[ptr[i]:ptr[i+1]], as in PyG
 
 All become `Packed`: the real elements of all sets one after another, and the length of each set. phi therefore never sees
-padding (which may be anything, even NaN), and a set gives the same result in every layout. Pools work on dense blocks, so
-`Packed.groups` regroups features by size: sets of one length as a view, others padded to less than twice their size.
+padding (which may be anything, even NaN), and a set gives the same result in every layout. Pools work on dense blocks:
+`sets.tiles` regroups features by size, sets of one length as a view, others padded to less than twice their size.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -29,36 +29,18 @@ Sets: TypeAlias = "Array | Sequence[Array] | tuple[Array, Array]"
 
 @dataclass(frozen=True)
 class Packed:
-    """The elements (ΣN_i, ...) of B sets, one after another; their lengths, and their `positions` where they were cut from."""
+    """The elements (ΣN_i, ...) of B sets, one after another, and their lengths.
+
+    If they were cut from others: their `positions` there, and the number of the `first` set.
+    """
 
     elements: Tensor
     lengths: list[int]
     positions: Tensor | slice | None = None
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    def groups(self, features: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-        """Dense blocks of `features` (ΣN_i, D): which sets (not empty ones), (b, n, D), and a mask (b, n) if padded."""
-        starts = [0, *accumulate(self.lengths)]
-        buckets: dict[int, list[int]] = {}
-        for index, length in enumerate(self.lengths):
-            if length:
-                buckets.setdefault((length - 1).bit_length(), []).append(index)
-        for rows in buckets.values():
-            first, last, length = starts[rows[0]], starts[rows[-1] + 1], self.lengths[rows[0]]
-            if last - first == length * len(rows) and all(self.lengths[row] == length for row in rows):
-                block = features if last - first == len(features) else features[first:last]  # a slice's backward is a copy
-                yield rows, block.unflatten(0, (len(rows), length)), None  # the sets are contiguous
-                continue
-            lengths = torch.tensor([self.lengths[row] for row in rows])
-            offsets = torch.arange(int(lengths.max()))
-            mask = offsets < lengths[:, None]
-            # Padding repeats an element of the same set: finite like all features, and masked.
-            positions = torch.tensor([starts[row] for row in rows])[:, None] + offsets.minimum(lengths[:, None] - 1)
-            # index_select takes a fifth of the time of indexing with positions, and its backward adds rows in order.
-            block = features.index_select(0, positions.flatten().to(features.device)).unflatten(0, mask.shape)
-            yield rows, block, mask.to(features.device)
 
 
 def from_array(array: np.ndarray) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from setstream.errors import ShapeError
 from setstream.sets.layout import Packed
+from setstream.sets.tiles import tiles
 
 # Index lists: for each set, one list (or tensor) of element positions for each chunk.
 Given: TypeAlias = "Sequence[Sequence[Sequence[int] | Tensor]]"
@@ -34,15 +35,16 @@ Carriers: TypeAlias = "Iterable[tuple[int, Packed, Tensor | None]]"
 
 @dataclass(frozen=True)
 class Piece:
-    """Some elements of each set: where they are in the packed elements, and how many of each set."""
+    """Some elements of consecutive sets: where they are in the packed elements, how many of each set, and the first set."""
 
     positions: Tensor | slice
     lengths: list[int]
+    first: int = 0
 
     def of(self, elements: Tensor) -> Packed:
         """The piece itself; a view where the positions are a slice."""
         at = self.positions
-        return Packed(elements[at] if isinstance(at, slice) else elements.index_select(0, at), self.lengths, at)
+        return Packed(elements[at] if isinstance(at, slice) else elements.index_select(0, at), self.lengths, at, self.first)
 
 
 @dataclass(frozen=True)
@@ -101,21 +103,7 @@ def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: 
 
 def in_order(lengths: list[int], size: int) -> list[Piece]:
     """All sets in memory order, in slices of at most `size` elements: several whole sets, or a part of one."""
-    slices: list[dict[int, int]] = [{}]  # how many elements of which set
-    room = size
-    for index, length in enumerate(lengths):
-        if length > room and slices[-1]:
-            slices.append({})
-            room = size
-        while length > size:
-            slices[-1][index] = size
-            slices.append({})
-            length -= size
-        slices[-1][index] = length
-        room -= length
-    counts = [[taken.get(index, 0) for index in range(len(lengths))] for taken in slices if any(taken.values())]
-    ends = list(accumulate(map(sum, counts)))
-    pieces = [Piece(slice(end - sum(count), end), count) for end, count in zip(ends, counts, strict=True)]
+    pieces = [Piece(slice(tile.start, tile.stop), tile.lengths, tile.first) for tile in tiles(lengths, size)]
     return pieces or [Piece(slice(0, 0), lengths)]
 
 
