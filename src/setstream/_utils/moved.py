@@ -12,7 +12,7 @@ from types import ModuleType
 MOVED = {
     "collectives": "states.reduce",
     "data.ahead": "_utils.prefetch",
-    "data.arrow_ipc": "data.formats.arrow_ipc",
+    "data.arrow_ipc": "data.formats.arrow",
     "data.files": "data.formats",
     "data.parquet": "data.table_sets",
     "data.part": "sets.part",

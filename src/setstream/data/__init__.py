@@ -17,22 +17,7 @@ from setstream.sets.part import PartSource
 from setstream.sets.source import ArraySource, SetSource
 
 __all__ = [
-    "ArraySource",
-    "H5Source",
-    "ImageFolderSource",
-    "NpySource",
-    "ParquetSets",
-    "ParquetSource",
-    "PartSource",
-    "SetBatch",
-    "SetCollection",
-    "SetDataset",
-    "SetLoader",
-    "SetSource",
-    "SourceChunks",
-    "TorchSource",
-    "ZarrSource",
-    "open",
-    "open_collection",
-    "open_source",
-]
+    "ArraySource", "H5Source", "ImageFolderSource", "NpySource", "ParquetSets", "ParquetSource", "PartSource", "SetBatch",
+    "SetCollection", "SetDataset", "SetLoader", "SetSource", "SourceChunks", "TorchSource", "ZarrSource", "open",
+    "open_collection", "open_source",
+]  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,8 +24,7 @@ from setstream.sets.source import SetSource
 Skip = Callable[[str, str], None]
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """Rows set by set: the sets, how many rows each has, and which (None: one set after another, as they are)."""
 
     names: list[str]
@@ -102,9 +101,9 @@ class SetCollection(ABC):
     def __iter__(self) -> Iterator[SetSource]:
         """The sets one by one."""
 
-    @abstractmethod
     def check(self, skip_bad: bool = False) -> tuple[SetCollection, list[str]]:
         """Check what can be checked before reading. Returns the good sets and what is wrong with the others."""
+        return self, []
 
     @abstractmethod
     def facts(self) -> list[Any]:
@@ -116,13 +115,13 @@ class SetCollection(ABC):
 
     @abstractmethod
     def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        """Every element after a position, once and in order.
+        """Every element after a `Block.position` (or 0), once and in order.
 
         Args:
-            position: where to begin; a `Block.position`, or 0.
-            chunk_size: elements per block, where a set has its own file.
-            decode_ahead: how many blocks a thread decodes ahead, where reading means decoding.
-            skip: called for files that cannot be opened.
+            position: Where to begin.
+            chunk_size: Elements per block, where a set has its own file.
+            decode_ahead: How many blocks a thread decodes ahead, where reading means decoding.
+            skip: Called for files that cannot be opened.
         """
 
     @abstractmethod
@@ -133,6 +132,6 @@ class SetCollection(ABC):
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
         """The blocks of one share."""
 
-    @abstractmethod
     def output_order(self, names: list[str]) -> list[str]:
         """The names of sets, in the order in which their rows are written after shares were read in any order."""
+        return sorted(names)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from setstream._utils.optional import need
-from setstream.data.formats.arrow_ipc import check_stream
+from setstream.data.formats.arrow import check_stream
 from setstream.data.formats.table import row_features
 from setstream.errors import DataError
 from setstream.serve.problems import TooManyElements

@@ -68,9 +68,7 @@ def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
     Where patches overlap, their mean is shown. The scale goes from the first to the 99th hundredth of the values.
     """
     if np.shape(values) != (len(grid),):
-        raise ShapeError(
-            f"{grid.name} has {len(grid)} patches and needs a value for each; got values of shape {np.shape(values)}"
-        )
+        raise ShapeError(f"{grid.name} has {len(grid)} patches and needs a value for each; got {np.shape(values)} values")
     picture, downsample = thumbnail_for(slide, grid)
     if not len(grid):
         return picture

@@ -23,14 +23,9 @@ def halved(picture: np.ndarray) -> np.ndarray:
 
 
 def write_slide(
-    path: str | Path,
-    picture: np.ndarray,
-    magnification: float | None = 20.0,
-    *,
-    levels: int | None = None,
-    tile: int = 256,
+    path: str | Path, picture: np.ndarray, magnification: float | None = 20.0, *, levels: int | None = None, tile: int = 256,
     compression: str = "jpeg",
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a picture as a slide: a tiled pyramid.
 
     Args:
@@ -53,8 +48,7 @@ def write_slide(
     quality = {"compressionargs": {"level": 90}} if compression == "jpeg" else {}
     with whole_or_nothing(path) as hidden, tifffile.TiffWriter(hidden, bigtiff=picture.nbytes > 2**31) as file:
         for level in range(wanted):
-            kind = {} if level == 0 else {"subfiletype": 1}
-            now = scale if level == 0 else {}
-            file.write(picture, tile=(tile, tile), photometric="rgb", compression=compression, **quality, **now, **kind)
+            kind = scale if level == 0 else {"subfiletype": 1}
+            file.write(picture, tile=(tile, tile), photometric="rgb", compression=compression, **quality, **kind)
             picture = halved(picture)
     return path

@@ -15,7 +15,7 @@ from torch import nn
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.slides.layout import read_grid, write_coords
+from setstream.data.slides.grid import read_grid, write_coords
 from setstream.data.slides.source import SlideSource, as_floats
 from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
 from setstream.models.stream import evaluating

@@ -1,0 +1,67 @@
+"""What a store takes: ids that are text, and states that the model can read, which is found out by running its head."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError
+from setstream.models.encoder import all_finite
+from setstream.states.state import State
+
+# States per call of the head.
+CHECKED_TOGETHER = 256
+
+
+def is_text(id: str) -> bool:
+    """Whether a database can hold it: no half of a surrogate pair."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in id)
+
+
+def checked_id(id: object) -> str:
+    """An id, which is text that a database can hold. SQLite would look up a number under another key than it stores it."""
+    if not isinstance(id, str):
+        raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
+    if not is_text(id):
+        raise ConfigurationError(f"the id of a set is text; {id!r} holds half of a surrogate pair")
+    return id
+
+
+def must_be_readable(finalize: Callable[[State], Any], states: Sequence[State]) -> None:
+    """Raise NonFiniteError unless all predictions are finite, MismatchError if the model fails; the head runs once."""
+    distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
+    for start in range(0, len(distinct), CHECKED_TOGETHER):
+        try:
+            output = finalize(State.cat(distinct[start : start + CHECKED_TOGETHER]).checked())
+            finite = all(all_finite(tensor) for tensor in _tensors(output))
+        except (NonFiniteError, StateFormatError):
+            finite = False
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            if isinstance(error, SetstreamError):
+                raise
+            raise MismatchError(f"the model cannot read this state: {error}") from error
+        if not finite:
+            raise NonFiniteError("with these elements the model's prediction is NaN or infinity: they are too large for it")
+
+
+def unreadable(finalize: Callable[[State], Any], states: Sequence[State]) -> dict[int, SetstreamError]:
+    """The states that the model cannot read, by `id(state)`, with the reason; found by bisection."""
+    distinct = list({id(state): state for state in states}.values())
+    try:
+        must_be_readable(finalize, distinct)
+    except SetstreamError as error:
+        if len(distinct) == 1:
+            return {id(distinct[0]): error}
+        half = len(distinct) // 2
+        return unreadable(finalize, distinct[:half]) | unreadable(finalize, distinct[half:])
+    return {}
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors of a prediction: one, or several by name or in order."""
+    output = output.named() if hasattr(output, "named") and not isinstance(output, Tensor) else output
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(value)
