@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -42,12 +43,6 @@ class Ids:
 
     def __len__(self) -> int:
         return len(self.codes)
-
-    @staticmethod
-    def of(texts: list[str]) -> Ids:
-        """From one text per row."""
-        names, codes = np.unique(np.asarray(texts), return_inverse=True)
-        return Ids([str(name) for name in names], codes)
 
     @staticmethod
     def all(name: str, rows: int, place: str = "") -> Ids:
@@ -135,3 +130,9 @@ class SetCollection(ABC):
     def output_order(self, names: list[str]) -> list[str]:
         """The names of sets, in the order in which their rows are written after shares were read in any order."""
         return sorted(names)
+
+
+def file_facts(path: Path) -> list[Any]:
+    """What distinguishes a file from its later versions: its path, size and time."""
+    status = [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else []
+    return [str(path.resolve()), *status]

@@ -1,6 +1,7 @@
-"""What a store takes: ids that are text, and states that the model can read, which is found out by running its head."""
+"""What a store takes: changes of sets whose ids are text, and states that the model can read, as running its head shows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,23 @@ from setstream.states.state import State
 
 # States per call of the head.
 CHECKED_TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
+
+    id: str
+    part: State | str
+    replace: bool = False
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The result of a change: how many elements the set has now, and whether the change created it."""
+
+    count: int
+    began: bool
 
 
 def is_text(id: str) -> bool:

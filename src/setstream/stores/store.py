@@ -14,7 +14,6 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -29,30 +28,15 @@ from setstream.models.model import SetModel
 from setstream.states.fingerprint import Origin
 from setstream.states.state import MOST_ELEMENTS, State
 from setstream.stores.backend import Row, Rows
-from setstream.stores.checks import CHECKED_TOGETHER, checked_id, is_text, must_be_readable, unreadable
+from setstream.stores.checks import CHECKED_TOGETHER, Change, Changed, checked_id, is_text, must_be_readable, unreadable
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.sqlite import SqliteRows
+
+__all__ = ["Change", "Changed", "StateStore"]
 
 VERSION = 1
 # Bytes of the states that are kept parsed, with about as much again for their tensors.
 CACHE_BYTES = 2**25
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
-
-    id: str
-    part: State | str
-    replace: bool = False
-
-
-@dataclass(frozen=True)
-class Changed:
-    """The result of a change: how many elements the set has now, and whether the change created it."""
-
-    count: int
-    began: bool
 
 
 class StateStore(AbstractContextManager["StateStore"]):
@@ -81,7 +65,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0, chunks: str | None = None
     ) -> None:
         self.model, self.chunks = model, chunks
-        self.encoder: SetEncoder = model.encoder if isinstance(model, SetModel) else model
+        self.encoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
         self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
@@ -178,11 +162,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         """Make many changes in one transaction, in their order; returns for each its result, or the error that prevented it.
 
         A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
-        or in its set, is an error: later elements would not repair the set.
-
-        Args:
-            changes: The changes; several may be of one set.
-            room: How many sets may be created, at most; None: any number.
+        or in its set, is an error: later elements would not repair the set. At most `room` sets are created.
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and is_text(id)}
         refused: dict[int, SetstreamError] = {}

@@ -23,9 +23,7 @@ from setstream.errors import ConfigurationError, DataError
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
     """The slides at a path: a file, or all in a folder and its folders, by name.
 
-    Args:
-        path: A slide, or a folder.
-        without: Words. Files with one of them in their name, or in the name of a folder inside, are left out, such as masks.
+    Files with a word of `without` in their name, or in the name of a folder inside, are left out, such as masks.
     """
     path = existing(path)
     inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
@@ -67,13 +65,8 @@ def patch_slides(
 ) -> Iterator[tuple[Path, int | None]]:  # fmt: skip
     """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
 
-    Args:
-        slides: The files of the slides.
-        out: The folder to write to.
-        options: How to cut.
-        workers: Processes.
-        images: Whether to write the patches as images, too.
-        on_bad: Called with what is wrong with a slide, which is then left out (None patches). Without it, that is an error.
+    Patches are written as images, too, on request (`images`). `on_bad` is called with what is wrong with a slide, which is then
+    left out (None patches); without it, that is an error.
     """
     options, out = options or GridOptions(), Path(out)
     if workers < 1:

@@ -29,11 +29,9 @@ def write_slide(
     """Write a picture as a slide: a tiled pyramid.
 
     Args:
-        path: The file to write.
         picture: (H, W, 3) bytes.
         magnification: Magnification of the first level; None leaves it out of the file.
         levels: How many; as many as it takes to get below 512 pixels unless given.
-        tile: The side of a tile, in pixels.
         compression: "jpeg" (small) or "deflate" (exact).
     """
     if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
