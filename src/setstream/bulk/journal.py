@@ -25,7 +25,6 @@ class Journal:
     """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out.
 
     Args:
-        path: The SQLite file.
         run: What identifies the run, as JSON values; a journal of another run is a ConfigurationError.
         on_bad: Called with the reason for each set that is left out, also by an earlier run. Without it, such sets are errors.
     """
@@ -38,7 +37,7 @@ class Journal:
         before = self._meta("job")
         if before is not None and json.loads(before) != run:
             raise ConfigurationError(
-                f"{path}: is the journal of another run ({before}); finish that one, or delete the journal to begin anew"
+                f"{path}: is the journal of another run ({before}); finish that run, or delete the journal"
             )
         if before is None:
             self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(run),))
@@ -47,14 +46,11 @@ class Journal:
         self._new: dict[str, str] = {}
         for reason in self.skipped.values():
             if on_bad is None:
-                raise DataError(
-                    f"an earlier run left out sets, like: {reason}. Leave them out again (on_bad, --skip-bad), or delete the "
-                    "journal beside the output to begin anew"
-                )
+                advice = "Leave them out again (on_bad, --skip-bad), or delete the journal beside the output to begin anew"
+                raise DataError(f"an earlier run left out sets, like: {reason}. {advice}")
             on_bad(reason)
 
     def skip(self, name: str, reason: str) -> None:
-        """Leave out a set."""
         if self.on_bad is None:
             raise DataError(reason)
         if name not in self.skipped:
@@ -87,7 +83,6 @@ class Journal:
         self._new = {}
 
     def arrange(self, order: Callable[[list[str]], list[str]]) -> None:
-        """Change the order of the sets."""
         names = [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
         self.database.execute("BEGIN IMMEDIATE")
         self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(order(names)))

@@ -70,16 +70,10 @@ def ray_states(
     table = ray_data.from_items([{"share": share} for share in shares], override_num_blocks=min(len(shares), 4 * workers))
     pool = ray_data.ActorPoolStrategy(size=workers)
     partial = table.map_batches(_Worker, fn_constructor_args=(encoder, data, chunk_size), batch_size=1, compute=pool)
-    sums = [
-        aggregate.AggregateFn(
-            init=lambda _: b"", accumulate_row=lambda a, row: _add(a, row["state"]), merge=_add, name="state"
-        ),
-        aggregate.AggregateFn(
-            init=lambda _: "", accumulate_row=lambda a, row: a or row["problem"], merge=lambda a, b: a or b, name="problem"
-        ),
-    ]
-    summed = partial.groupby("id", num_partitions=4 * workers).aggregate(*sums)  # a partition is a task: not 200, the default
-    for row in summed.iter_rows():
+    states = aggregate.AggregateFn(lambda _: b"", _add, "state", lambda total, row: _add(total, row["state"]))
+    problems = aggregate.AggregateFn(lambda _: "", lambda a, b: a or b, "problem", lambda total, row: total or row["problem"])
+    groups = partial.groupby("id", num_partitions=4 * workers)  # a partition is a task: not 200, the default
+    for row in groups.aggregate(states, problems).iter_rows():
         yield row["id"], None if row["problem"] else State.from_bytes(row["state"]), row["problem"]
 
 

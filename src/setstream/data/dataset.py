@@ -55,7 +55,6 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return len(self.sources)
 
     def __repr__(self) -> str:
-        """Names and labels; opens no set."""
         names = ", ".join(self.ids[:3] + ["..."] * (len(self) > 3))
         counts = Counter(str(label) for label in self.labels if label is not None)
         shown = [f"{count} x {label}" for label, count in counts.most_common(5)]
@@ -92,10 +91,8 @@ class SetDataset(Sequence[SetSource], SetCollection):
         table = dict(zip(ids, map(_number, labels), strict=True))
         unnamed = [source.id for source in self.sources if source.id not in table]
         if unnamed and missing == "error":
-            raise DataError(
-                f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; its ids are like {ids[:2]}. "
-                "missing='drop' drops sets that it does not name"
-            )
+            some = f"{unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}"
+            raise DataError(f"{path}: has no label for {some}; its ids are like {ids[:2]}. missing='drop' drops such sets")
         kept = [copy.copy(source) for source in self.sources if source.id in table]
         for source in kept:
             source.label = table[source.id]
@@ -105,9 +102,8 @@ class SetDataset(Sequence[SetSource], SetCollection):
         """Splits from a CSV: columns train, val, test that list ids (CLAM), or a column `split` beside the ids."""
         rows = _read_csv(Path(path))
         names = list(rows[0]) if rows else []
-        lists: dict[str, list[str]] = {}
-        for name in [kind for kind in ("train", "val", "test") if kind in names]:
-            lists[name] = [row[name] for row in rows if row[name]]
+        listed = [name for name in names if name in ("train", "val", "test")]
+        lists = {name: [row[name] for row in rows if row[name]] for name in listed}
         if not lists and "split" in names:
             for name, row in zip(_column(rows, ID_COLUMNS, path), rows, strict=True):
                 lists.setdefault(row["split"], []).append(name)
@@ -247,8 +243,6 @@ class SetLoader:
         shuffle: Whether each epoch has a new order of the sets.
         partition: How a set is cut into chunks: "contiguous", "blocks" (contiguous blocks in random order; the default while
             shuffling) or "random".
-        seed: Determines all orders.
-        ahead: Chunks that are read ahead.
         parallel: What each process of torch.distributed gets. "data": its share of every batch's sets (while shuffling, a last
             batch that cannot be shared equally waits for another epoch). "set": its part of every set. None: everything.
 
@@ -289,7 +283,6 @@ class SetLoader:
             yield self.collate([self.dataset.sources[number] for number in numbers.tolist()], generator)
 
     def _batches(self, order: Tensor) -> list[Tensor]:
-        """The sets of every batch for this process."""
         batches = list(order.split(self.batch)) if len(order) else []
         if self.parallel != "data":
             return batches

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError
+from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
 from setstream.models.encoder import all_finite
+from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
 # States per call of the head.
@@ -29,6 +30,19 @@ class Changed:
 
     count: int
     began: bool
+
+
+def check_facts(facts: Mapping[str, str], place: str, version: int, origin: Origin) -> None:
+    """Raise an error unless the database is a store of this version, and of this encoder."""
+    if not {"version", "fingerprint"} <= set(facts):
+        raise StoreError(f"{place}: is a database, but not a store of states")
+    if facts["version"] != str(version):
+        raise StoreError(f"{place}: was written by a newer setstream (version {facts['version']} of the store)")
+    if not Origin(None, facts["fingerprint"]).same_as(origin):
+        raise MismatchError(
+            f"{place}: holds states of another encoder (fingerprint {facts['fingerprint']}) than this model's "
+            f"({origin.fingerprint}): load the weights that made them, or start a new store in another place"
+        )
 
 
 def is_text(id: str) -> bool:

@@ -22,13 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreError, StoreFullError, UnknownSetError
+from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreFullError, UnknownSetError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.fingerprint import Origin
 from setstream.states.state import MOST_ELEMENTS, State
+from setstream.stores import checks
 from setstream.stores.backend import Row, Rows
-from setstream.stores.checks import CHECKED_TOGETHER, Change, Changed, checked_id, is_text, must_be_readable, unreadable
+from setstream.stores.checks import Change, Changed
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.sqlite import SqliteRows
 
@@ -74,16 +75,8 @@ class StateStore(AbstractContextManager["StateStore"]):
         self._cache: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
         self._cache_bytes = 0
         origin = Origin(self.encoder)
-        known = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
-        if not {"version", "fingerprint"} <= set(known):
-            raise StoreError(f"{self.rows.place}: is a database, but not a store of states")
-        if known["version"] != str(VERSION):
-            raise StoreError(f"{self.rows.place}: was written by a newer setstream (version {known['version']} of the store)")
-        if not Origin(None, known["fingerprint"]).same_as(origin):
-            raise MismatchError(
-                f"{self.rows.place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
-                f"({origin.fingerprint}): load the weights that made them, or start a new store in another place"
-            )
+        facts = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
+        checks.check_facts(facts, self.rows.place, VERSION, origin)
 
     @torch.no_grad()
     def update(self, id: str, elements: Tensor) -> int:
@@ -109,7 +102,7 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def delete(self, id: str) -> bool:
         """Delete a set; returns whether it existed."""
-        with self.rows.transaction([checked_id(id)]) as transaction:
+        with self.rows.transaction([checks.checked_id(id)]) as transaction:
             return transaction.delete(id)
 
     def forget(self, id: str) -> bool:
@@ -148,12 +141,12 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     @torch.no_grad()
     def _replace(self, id: str, change: Callable[[State], State]) -> int:
-        with self.rows.transaction([checked_id(id)]) as transaction:
+        with self.rows.transaction([checks.checked_id(id)]) as transaction:
             stored = transaction.read([id])
             if id not in stored:
                 raise self._unknown(id)
             state = change(self.parse(stored[id]))
-            must_be_readable(self.finalize, [state])
+            checks.must_be_readable(self.finalize, [state])
             transaction.write([_row(id, state)])
         return int(state.count)
 
@@ -164,14 +157,14 @@ class StateStore(AbstractContextManager["StateStore"]):
         A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
         or in its set, is an error: later elements would not repair the set. At most `room` sets are created.
         """
-        ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and is_text(id)}
+        ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and checks.is_text(id)}
         refused: dict[int, SetstreamError] = {}
         suspects: set[str] = set()
         with self.rows.transaction(ids) as transaction:
             stored = transaction.read(ids)
             while True:
                 results, states, parts = self._changed(changes, stored, inf if room is None else room, refused, suspects)
-                bad = unreadable(self.finalize, [*parts, *states.values()])
+                bad = checks.unreadable(self.finalize, [*parts, *states.values()])
                 bad_parts = {id(change.part): bad[id(change.part)] for change in changes if id(change.part) in bad}
                 bad_sets = {name for name, state in states.items() if id(state) in bad} - suspects
                 if not bad_parts and not bad_sets:
@@ -211,13 +204,13 @@ class StateStore(AbstractContextManager["StateStore"]):
             try:
                 if id(change.part) in refused:
                     raise refused[id(change.part)]
-                name = checked_id(change.id)
+                name = checks.checked_id(change.id)
                 began = name not in stored and name not in states
                 if began and room < 1:
                     raise StoreFullError(f"{self.rows.place}: no more sets can be created; delete some")
                 if change.part == name:
                     raise ConfigurationError(f"a set cannot be merged into itself: {name!r} would count every element twice")
-                part = change.part if isinstance(change.part, State) else state_of(checked_id(change.part))
+                part = change.part if isinstance(change.part, State) else state_of(checks.checked_id(change.part))
                 if part is None:
                     raise self._unknown(str(change.part))
                 if part.origin is not origin or len(part) != 1:
@@ -230,7 +223,7 @@ class StateStore(AbstractContextManager["StateStore"]):
                 if count > MOST_ELEMENTS:
                     raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
                 if name in suspects:
-                    must_be_readable(self.finalize, [whole])
+                    checks.must_be_readable(self.finalize, [whole])
             except SetstreamError as error:
                 results.append(error)
                 continue
@@ -254,23 +247,23 @@ class StateStore(AbstractContextManager["StateStore"]):
         """
         with self.rows.transaction([]) as transaction:
             pairs = iter(states)
-            while batch := list(islice(pairs, CHECKED_TOGETHER)):
+            while batch := list(islice(pairs, checks.CHECKED_TOGETHER)):
                 for _, state in batch:
                     self.check(state)
-                bad = unreadable(self.finalize, [state for _, state in batch])
+                bad = checks.unreadable(self.finalize, [state for _, state in batch])
                 for name, state in batch:
                     if id(state) in bad:
                         reason = f"set {name!r}: {bad[id(state)]}"
                         if skip is None:
                             raise type(bad[id(state)])(reason)
                         skip(name, reason)
-                transaction.write(_row(checked_id(name), state) for name, state in batch if id(state) not in bad)
+                transaction.write(_row(checks.checked_id(name), state) for name, state in batch if id(state) not in bad)
 
     def __len__(self) -> int:
         return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
 
     def __contains__(self, id: object) -> bool:
-        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", checked_id(id)))
+        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", checks.checked_id(id)))
 
     def ids(self) -> list[str]:
         """The ids of all sets, in order."""
@@ -279,11 +272,11 @@ class StateStore(AbstractContextManager["StateStore"]):
     def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
         """The ids that follow `after`, in order, with their counts: page by page through all sets."""
         statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
-        return [(name, int(count)) for name, count in self.rows.query(statement, checked_id(after), limit)]
+        return [(name, int(count)) for name, count in self.rows.query(statement, checks.checked_id(after), limit)]
 
     def count(self, id: str) -> int:
         """How many elements a set has seen; zero if there is no such set."""
-        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", checked_id(id))
+        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
         return int(rows[0][0]) if rows else 0
 
     def close(self) -> None:
@@ -294,7 +287,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         self.close()
 
     def _columns(self, id: str, columns: str) -> Any:
-        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", checked_id(id))
+        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
         if not rows:
             raise self._unknown(id)
         return rows[0]

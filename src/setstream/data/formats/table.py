@@ -28,12 +28,7 @@ FEWEST_ROWS = 1024
 
 
 class TableFile(ABC):
-    """One file of a table: its columns, and its row groups some rows at a time.
-
-    Args:
-        path: The file.
-        dictionaries: Columns of text to read as dictionaries.
-    """
+    """One file of a table: its columns, and its row groups some rows at a time. `dictionaries`: columns of text read so."""
 
     #: The endings of such files.
     suffixes: ClassVar[tuple[str, ...]]
@@ -51,8 +46,7 @@ class TableFile(ABC):
         """The opened file and its Arrow schema."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """How many row groups it has."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def rows(self, group: int) -> int:

@@ -123,10 +123,8 @@ class Slide(AbstractContextManager["Slide"]):
         if not magnification > 0:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         if magnification > self.magnification * (1 + TOLERANCE):
-            raise DataError(
-                f"{self.path}: was scanned at {self.magnification:g}x; there is no {magnification:g}x in it. Choose "
-                f"{self.magnification:g} or less"
-            )
+            scan = f"{self.magnification:g}"
+            raise DataError(f"{self.path}: was scanned at {scan}x; there is no {magnification:g}x in it. Choose {scan} or less")
         return round(patch_size * self.magnification / magnification)
 
     def level_for(self, downsample: float) -> int:
