@@ -110,13 +110,9 @@ class SetCollection(ABC):
 
     @abstractmethod
     def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        """Every element after a `Block.position` (or 0), once and in order.
+        """Every element after a `Block.position` (or 0), once and in order; `skip` is called for files that cannot be opened.
 
-        Args:
-            position: Where to begin.
-            chunk_size: Elements per block, where a set has its own file.
-            decode_ahead: How many blocks a thread decodes ahead, where reading means decoding.
-            skip: Called for files that cannot be opened.
+        A block has `chunk_size` elements where a set has its own file; a thread decodes `decode_ahead` blocks ahead in tables.
         """
 
     @abstractmethod

@@ -120,18 +120,15 @@ def _torchmil(path: Path) -> list[SetSource]:
         beside: dict[str, Any] = {kind: item for kind, items in places.items() for item in items if item.exists()}
         options: dict[str, Any] = {"key": _key(file, "features")} if file.suffix in H5Source.suffixes else {}
         if "labels" in beside:
-            label = np.asarray(_array(beside.pop("labels"), "labels"))
-            options["label"] = label.item() if label.size == 1 else label
+            labels: Path = beside.pop("labels")
+            with reading(labels):
+                if labels.suffix in H5Source.suffixes:
+                    label = read_h5(labels, _key(labels, "labels"))[0]
+                else:
+                    label = np.load(labels, mmap_mode="r", allow_pickle=False)
+            options["label"] = label.item() if label.size == 1 else np.asarray(label)
         sources.append(OPENERS[file.suffix](file, metadata=beside, **options))
     return sources
-
-
-def _array(file: Path, name: str) -> Any:
-    """All of a small array."""
-    if file.suffix in H5Source.suffixes:
-        return read_h5(file, _key(file, name))[0]
-    with reading(file):
-        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def _key(file: Path, name: str) -> str:

@@ -82,6 +82,7 @@ class ParquetSets(SetCollection):
             wanted = set_column or ", ".join(SET_COLUMNS)
             raise DataError(f"{first}: has no column of set ids ({wanted}); its columns are {known}")
         self.by_folder = self.set_column not in names  # the folder of a file names the set of its rows
+        self._id_columns = [] if self.by_folder else [self.set_column]
         self.columns = self._feature_columns(table, columns)
         self._index: dict[str, list[tuple[Group, Rows]]] | None = None
         self._element: Tensor | None = None
@@ -235,10 +236,6 @@ class ParquetSets(SetCollection):
             table, group = _open(self.files[0]), Group(self.files[0], 0, 0)
             self._element = self._features(next(table.batches(0, self.columns)), table, group)[:0].clone()
         return self._element
-
-    @property
-    def _id_columns(self) -> list[str]:
-        return [] if self.by_folder else [self.set_column]
 
     def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
         """Where the rows of each set are in a row group."""

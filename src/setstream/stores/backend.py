@@ -28,7 +28,6 @@ class Transaction:
         self.table, self.cursor, self.mark = table, cursor, mark
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> Any:
-        """Run a statement."""
         return self.cursor.execute(statement.replace("%s", self.mark), list(values))
 
     def read(self, ids: Collection[str]) -> dict[str, bytes]:
@@ -55,9 +54,7 @@ class Rows(ABC):
     that write to one socket garble it. They are closed before a fork, while no thread uses them, and opened again when they
     are needed. A lock that another thread holds during a fork would never be free in the child, so all are taken before it.
 
-    Args:
-        place: The name of the database in messages.
-        locks: The locks that the database's connections are used under, in the order in which they are taken.
+    `place` is the database's name in messages; its connections are used under `locks`, which are taken in this order.
     """
 
     #: The tables' names.

@@ -34,14 +34,11 @@ def read_reference(path: Path) -> dict[str, int]:
         raise DataError(f"{path}: there is no such file; the labels of Camelyon16's test slides are in testing/reference.csv")
     with path.open(newline="") as file:
         rows = [row for row in csv.reader(file) if len(row) > 1]
-    labels = {}
     for number, row in enumerate(rows):
-        name, kind = Path(row[0].strip()).stem, row[1].strip().lower()
-        if kind in LABELS:
-            labels[name] = LABELS[kind]
-        elif number:
+        if number and row[1].strip().lower() not in LABELS:
             raise DataError(f"{path}: row {number + 1} has {row[1]!r}; expected Normal or Tumor")
-    return labels
+    kinds = ((Path(row[0].strip()).stem, row[1].strip().lower()) for row in rows)
+    return {name: LABELS[kind] for name, kind in kinds if kind in LABELS}
 
 
 def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:

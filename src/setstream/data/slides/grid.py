@@ -116,10 +116,9 @@ def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator
     side = max(1, round(grid.patch_size_level0 / downsample))
     left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
     height, width = shape
-    for row in range(side):
-        for column in range(side):
-            inside = (left + column < width) & (top + row < height)
-            yield inside.nonzero()[0], ((top + row) * width + left + column)[inside]
+    for row, column in np.ndindex(side, side):
+        inside = (left + column < width) & (top + row < height)
+        yield inside.nonzero()[0], ((top + row) * width + left + column)[inside]
 
 
 def write_coords(file: Any, grid: Grid, folder: Path) -> None:

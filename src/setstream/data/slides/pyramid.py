@@ -94,19 +94,11 @@ class Slide(AbstractContextManager["Slide"]):
         if magnification is not None and not 0 < magnification < math.inf:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
+        #: Width and height of level 0, and the downsample of each level.
+        self.size: tuple[int, int] = self._slide.dimensions
+        self.downsamples = tuple(float(factor) for factor in self._slide.level_downsamples)
         background = self._slide.properties.get("openslide.background-color", "ffffff")
         self._background = tuple(int(background[i : i + 2], 16) for i in (0, 2, 4))
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of level 0."""
-        width, height = self._slide.dimensions
-        return int(width), int(height)
-
-    @property
-    def downsamples(self) -> tuple[float, ...]:
-        """The downsample of each level."""
-        return tuple(float(factor) for factor in self._slide.level_downsamples)
 
     @property
     def magnification(self) -> float:
