@@ -41,13 +41,7 @@ class DiffEM(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int = 5,
-        components: int = 4,
-        steps: int = 3,
-        strength: float = 0.01,
-        output: str = "best",
+        self, dim: int, heads: int = 5, components: int = 4, steps: int = 3, strength: float = 0.01, output: str = "best"
     ) -> None:
         super().__init__()
         if output not in OUTPUTS:

@@ -12,7 +12,6 @@ Checkpoints of 0.1 have no checksums; they are intact if they can be read.
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -23,14 +22,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from setstream._utils.atomic import flush
+from setstream._utils.atomic import flush, whole_or_nothing
 from setstream.errors import ConfigurationError
 from setstream.models.weights import load_weights, save_weights
 
 KEPT = 2
 FILES = WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
 CHECKSUMS = "checksums.json"
-UNREADABLE = (SafetensorError, pickle.UnpicklingError)
+UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError, pickle.UnpicklingError)
 
 
 def weights_of(place: Path) -> Path:
@@ -44,11 +43,8 @@ def weights_of(place: Path) -> Path:
     steps = [step for step in checkpoints.steps() if step not in damaged]
     if steps:
         return checkpoints.place(steps[-1]) / WEIGHTS
-    if damaged:
-        raise ConfigurationError(
-            f"{place} has no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
-        )
-    raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
+    problem = f"no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
+    raise ConfigurationError(f"{place} has {problem if damaged else 'neither a finished model nor a checkpoint yet'}")
 
 
 class Checkpoints:
@@ -82,25 +78,20 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         return self.place(step).rename(target)
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
         """Write a checkpoint and remove the oldest. An existing one of this step is left: it is the same."""
-        target = self.place(step)
-        if target.is_dir():
-            return target
-        hidden = self.folder / f".step-{step:08d}.{os.getpid()}"
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
-        save_weights(model, hidden / WEIGHTS)
-        torch.save(optimizer.state_dict(), hidden / OPTIMIZER)
-        (hidden / PROGRESS).write_text(json.dumps(progress | {"step": step}))
-        (hidden / CHECKSUMS).write_text(json.dumps({name: _checksum(hidden / name) for name in FILES}))
-        for path in hidden.iterdir():
-            flush(path)
-        hidden.rename(target)
-        flush(self.folder)
+        if self.place(step).is_dir():
+            return
+        with whole_or_nothing(self.place(step)) as hidden:
+            hidden.mkdir()
+            save_weights(model, hidden / WEIGHTS)
+            torch.save(optimizer.state_dict(), hidden / OPTIMIZER)
+            (hidden / PROGRESS).write_text(json.dumps(progress | {"step": step}))
+            (hidden / CHECKSUMS).write_text(json.dumps({name: _checksum(hidden / name) for name in FILES}))
+            for path in hidden.iterdir():
+                flush(path)
         for old in self.steps()[:-KEPT]:
             shutil.rmtree(self.place(old), ignore_errors=True)
-        return target
 
     def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
         """Load model and optimizer as they were at a step; returns its progress.json."""
@@ -108,11 +99,6 @@ class Checkpoints:
         load_weights(model, source / WEIGHTS)
         optimizer.load_state_dict(torch.load(source / OPTIMIZER, map_location=device, weights_only=True))
         return dict(json.loads((source / PROGRESS).read_text()))
-
-    def clean(self) -> None:
-        """Remove folders that a killed process left half written."""
-        for path in self.folder.glob(".step-*"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _checksum(path: Path) -> str:
@@ -132,6 +118,6 @@ def _problem(place: Path) -> str | None:
         int(json.loads((place / PROGRESS).read_text())["step"])
     except FileNotFoundError as error:
         return f"{Path(error.filename or str(error)).name} is missing"
-    except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, *UNREADABLE) as error:
+    except UNREADABLE as error:
         return f"{type(error).__name__}: {error}"
     return None

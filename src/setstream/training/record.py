@@ -1,11 +1,12 @@
-"""The records of a run: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
+"""What a run reports: metrics as JSON lines (and for TensorBoard), the environment it ran in, and progress on the screen."""
 
 import json
 import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,43 @@ class Metrics:
             self.file.close()
         if self.board is not None:
             self.board.close()
+
+
+class Progress(ExitStack):
+    """Shows step, loss, rate and time left: a Rich bar on a terminal, a line now and then elsewhere.
+
+    >>> with Progress(3, title="demo", shown=False) as progress:
+    ...     progress.update(1, loss=0.5)
+    """
+
+    def __init__(self, steps: int, title: str, start: int = 0, shown: bool = True, every: int = 1000) -> None:
+        super().__init__()
+        self.steps, self.title, self.start, self.shown, self.every = steps, title, start, shown, every
+        self.began = time.monotonic()
+        self.bar: Any = None
+        if shown and sys.stderr.isatty():
+            with suppress(ConfigurationError):  # without Rich, lines
+                rich = need("rich.progress", "cli", "a progress bar")
+                texts = [rich.TextColumn(text) for text in ("{task.description}", "{task.fields[loss]}", "{task.fields[rate]}")]
+                columns = (texts[0], rich.BarColumn(), rich.MofNCompleteColumn(), *texts[1:])
+                self.bar = rich.Progress(*columns, rich.TimeRemainingColumn(), rich.TimeElapsedColumn())
+                self.row = self.enter_context(self.bar).add_task(title, total=steps, completed=start, loss="", rate="")
+
+    def update(self, step: int, loss: float) -> None:
+        """Show where the run is."""
+        rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
+        if self.bar is not None:
+            self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:.1f} steps/s")
+        elif step % self.every == 0 or step == self.steps:
+            left = (self.steps - step) / max(rate, 1e-9)
+            self.say(f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.0f} steps/s  {left:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(text)
+        elif self.shown:
+            print(text, flush=True)
 
 
 def _lines(folder: Path) -> list[dict[str, Any]]:

@@ -51,20 +51,10 @@ class Encode:
 
     def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
         """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
-        part: Any = sets
         if self.group is not None:
-            part, mask = scatter_sets(sets, mask, self.group), None
-        return encode(
-            encoder,
-            part,
-            mask,
-            chunk_size=self.chunk_size,
-            gradient=self.gradient,
-            grad_chunks=self.grad_chunks,
-            group=self.group,
-            features=self.features if self.gradient == "importance" else None,
-            chunks=self.chunks,
-        )
+            sets, mask = scatter_sets(sets, mask, self.group), None
+        options = vars(self) if self.gradient == "importance" else vars(self) | {"features": None}
+        return encode(encoder, sets, mask, **options)
 
     def sees(self, sets: Tensor) -> Tensor:
         """The elements of dense sets (B, N, ...) that training looks at: all, or in mode `subset` a random few of each."""

@@ -23,7 +23,7 @@ from setstream.models.model import SetModel
 from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
-from setstream.training.progress import Progress
+from setstream.training.record import Progress
 
 #: Options that are numbers, and the range of each.
 NUMBERS = {

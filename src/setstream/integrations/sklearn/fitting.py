@@ -21,9 +21,9 @@ from setstream.integrations.sklearn.sets import Sources, naming_the_set
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.training.config import TrainConfig
-from setstream.training.optimizer import make_optimizer
-from setstream.training.progress import Progress
+from setstream.training.record import Progress
 from setstream.training.seeds import in_epochs, seed_step
+from setstream.training.stages import make_optimizer
 from setstream.training.task import Encode
 
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
