@@ -353,7 +353,7 @@ def test_what_is_wrong_is_said(fitted):
     with pytest.raises(NonFiniteError, match="NaN or infinity in set 7, element 1"):
         SetClassifier(**SMALL).partial_fit(bags, y).partial_fit(spoilt, y)
     for tuples in (tuple(bags), tuple(bags[:2])):
-        with pytest.raises(ShapeError, match="a tuple is the pair"):
+        with pytest.raises(ShapeError, match="as a list"):
             SetClassifier(**SMALL).fit(tuples, y[: len(tuples)])
     with pytest.raises(ShapeError, match=r"single numbers, pass x\[:, None\]"):
         SetClassifier(**SMALL).fit([bag[:, 0] for bag in bags], y)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import pickle
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,16 @@ def weights_of(place: Path) -> Path:
         return place / "model.safetensors"
     checkpoints = Checkpoints(place / "checkpoints")
     damaged = checkpoints.damaged()
-    steps = [step for step in checkpoints.steps() if step not in damaged]
-    if steps:
+    if steps := [step for step in checkpoints.steps() if step not in damaged]:
         return checkpoints.place(steps[-1]) / WEIGHTS
-    problem = f"no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
-    raise ConfigurationError(f"{place} has {problem if damaged else 'neither a finished model nor a checkpoint yet'}")
+    raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def steps(self) -> list[int]:
         """The steps at which there are checkpoints, in order."""
@@ -63,13 +62,18 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def damaged(self) -> dict[int, str]:
-        """The checkpoints that are newer than the newest intact one, with what is wrong with each."""
-        problems = {}
+        """What is wrong with each checkpoint that is newer than the newest intact one; an error if there is none."""
+        problems: dict[int, str] = {}
         for step in reversed(self.steps()):
             problem = _problem(self.place(step))
             if problem is None:
-                break
+                return problems
             problems[step] = problem
+        if problems:
+            raise ConfigurationError(
+                f"no checkpoint in {self.folder} is intact ({'; '.join(problems.values())}): restore a copy of it, or move it "
+                "away to train from the beginning"
+            )
         return problems
 
     def keep_damaged(self, step: int) -> Path:

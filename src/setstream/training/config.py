@@ -86,13 +86,9 @@ class TrainConfig:
             kind = hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise ConfigurationError(f"{name} must be of type {getattr(hint, '__name__', hint)}; got {value!r}")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        for name in POSITIVE:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1; got {getattr(self, name)}")
         rules = {
+            **{f"{name} must be one of {', '.join(values)}": getattr(self, name) in values for name, values in CHOICES.items()},
+            **{f"{name} must be at least 1": getattr(self, name) is None or getattr(self, name) >= 1 for name in POSITIVE},
             "lr must be positive": self.lr > 0,
             "clip must be positive, or left out": self.clip is None or self.clip > 0,
             "warmup must not be negative": self.warmup >= 0,

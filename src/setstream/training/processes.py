@@ -121,8 +121,6 @@ class Processes:
         """Whether any process raised its flag."""
         if self.group is None:
             return flag
-        seen = torch.tensor([float(flag)])
-        if dist.get_backend() == "nccl":
-            seen = seen.cuda()  # the device of this process, as join has set it
+        seen = torch.tensor([float(flag)], device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(seen, dist.ReduceOp.MAX)
         return bool(seen.item())

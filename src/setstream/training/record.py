@@ -27,7 +27,7 @@ class Metrics:
         self.board: Any = None
         if not active:
             return
-        kept = [line for line in _lines(folder) if line["step"] <= from_step and line["kind"] != "final"]
+        kept = [line for line in read_metrics(folder, "train", "test") if line["step"] <= from_step]
         write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self.file = (folder / "metrics.jsonl").open("a")
         if tensorboard:
@@ -90,20 +90,15 @@ class Progress(ExitStack):
             print(text, flush=True)
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    """All complete lines: the last may have been cut off when the process was killed."""
+def read_metrics(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of these kinds (train, test, final), in order. The last may have been cut off when the process was killed."""
     path, lines = folder / "metrics.jsonl", []
     for text in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):
             line = json.loads(text)
-            if isinstance(line, dict) and {"step", "kind"} <= line.keys():
+            if isinstance(line, dict) and "step" in line and line.get("kind") in kinds:
                 lines.append(line)
     return lines
-
-
-def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind (train, test or final), in order."""
-    return [line for line in _lines(folder) if line["kind"] == kind]
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -42,8 +42,3 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Set the generators that modules draw from (dropout, slots, partitions) for one step of one rank."""
     for generator in generators(device):
         generator.manual_seed(mix(seed, step, rank, 1))
-
-
-def batch_generator(seed: int, step: int) -> torch.Generator:
-    """The generator that draws the batch of a step: the same on every rank."""
-    return torch.Generator().manual_seed(mix(seed, step, 0, 2))

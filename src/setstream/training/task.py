@@ -71,10 +71,8 @@ class Task(ABC):
     Options of a task are the keyword arguments of its constructor.
     """
 
-    #: Its name on the command line.
-    name: ClassVar[str]
-    #: A line for `setstream tasks`.
-    summary: ClassVar[str] = ""
+    name: ClassVar[str]  #: Its name on the command line.
+    summary: ClassVar[str] = ""  #: A line for `setstream tasks`.
     #: The function that adds the task's tables and figures to a report, by its import path; None: a table of metrics.
     report: ClassVar[str | None] = None
     #: Its models by name: each a function of keyword options that returns a SetModel.

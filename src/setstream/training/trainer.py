@@ -34,7 +34,7 @@ from setstream.training.checkpoint import Checkpoints
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.processes import Processes, asked_to_stop, choose_device, keep_freed_memory
 from setstream.training.record import Metrics, Progress, environment
-from setstream.training.seeds import batch_generator, seed_step
+from setstream.training.seeds import mix, seed_step
 from setstream.training.stages import begin_with, freeze, make_optimizer, train_mode
 from setstream.training.task import Batch, Encode, Task
 
@@ -116,11 +116,6 @@ class Trainer:
                 self.step = result["step"]
                 return Result(self.step, True, result["metrics"], self.folder)
         damaged = self.checkpoints.damaged()
-        if damaged and len(damaged) == len(self.checkpoints.steps()):
-            raise ConfigurationError(
-                f"{self.folder}: no checkpoint is intact ({'; '.join(damaged.values())}): restore a copy of "
-                f"{self.checkpoints.folder}, or move it away to train from the beginning"
-            )
         self.processes.wait()
         if self.processes.first:
             for step, problem in damaged.items():
@@ -194,7 +189,8 @@ class Trainer:
 
     def _train_step(self, module: nn.Module) -> float:
         config, processes = self.config, self.processes
-        batch = self.task.batch(self.step, config.batch, batch_generator(config.seed, self.step))
+        generator = torch.Generator().manual_seed(mix(config.seed, self.step, 0, 2))  # the same on every rank
+        batch = self.task.batch(self.step, config.batch, generator)
         if config.parallel == "data":
             batch = processes.share(batch, config.batch)
         # With every set over all processes, all must draw the same numbers; otherwise each has sets and draws of its own.

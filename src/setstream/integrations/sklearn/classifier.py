@@ -17,7 +17,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
+from setstream.integrations.sklearn.fitting import SetsEncode
 from setstream.integrations.sklearn.network import mean_softmax
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
@@ -25,7 +25,7 @@ from setstream.models.model import SetModel
 
 def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
     """The cross-entropy of each set, averaged over its streams: (B,)."""
-    logits = rows_of(model)(encode(model, sets))  # (B, S, K)
+    logits = encode.rows(model, sets)  # (B, S, K)
     streams = logits.shape[1]
     each = F.cross_entropy(logits.flatten(0, 1), target.repeat_interleave(streams), reduction="none")
     return each.view(-1, streams).mean(1)
@@ -58,16 +58,15 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, None)
-        self._fit(sets, target, weights, self._answers(), class_loss, strata=target.numpy())
+        self._fit(sets, target, weights, self._answers(), class_loss, target.numpy())
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One more pass over these sets. The first call names all classes, unless its own sets show them."""
         known = getattr(self, "classes_", None)
         if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
-            raise ConfigurationError(
-                f"the classes are {known.tolist()} since the first call; got {np.unique(classes).tolist()}"
-            )
+            got = np.unique(classes).tolist()
+            raise ConfigurationError(f"the classes are {known.tolist()} since the first call; got {got}")
         sets, target, weights = self._read(X, y, sample_weight, known if classes is None else np.unique(classes))
         self._partial_fit(sets, target, weights, self._answers(), class_loss)
         return self
@@ -83,12 +82,11 @@ class SetClassifier(ClassifierMixin, SetEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each set."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        probabilities = self.predict_proba(X)  # first: an estimator that is not fitted has no classes
+        return self.classes_[probabilities.argmax(1)]
 
     def _answers(self) -> dict[str, Any]:
-        named = [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]
-        return {"classes": named}
+        return {"classes": [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]}
 
     def _read(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray | None) -> tuple[Sources, Tensor, Tensor]:
         """Sets, numbers of their classes, and their weights."""
@@ -101,11 +99,10 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         self.classes_ = np.unique(y) if classes is None else classes
         if len(self.classes_) < 2:
             raise ConfigurationError(f"a classifier needs at least two classes; got one class: {self.classes_.tolist()}")
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
+        if len(unknown := np.setdiff1d(y, self.classes_)):
             raise ConfigurationError(f"y holds {unknown.tolist()}, but the classes are {self.classes_.tolist()}")
         numbers = np.searchsorted(self.classes_, y)
-        weights = np.ones(len(y)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
+        weights = _check_sample_weight(sample_weight, sets)
         if self.class_weight is not None:
             present = np.unique(y)
             of_class = dict(zip(present.tolist(), compute_class_weight(self.class_weight, classes=present, y=y), strict=True))

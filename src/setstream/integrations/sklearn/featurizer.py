@@ -18,7 +18,7 @@ from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.classifier import class_loss
-from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
+from setstream.integrations.sklearn.fitting import SetsEncode
 from setstream.integrations.sklearn.regressor import mean_and_scale, read_numbers, square_loss
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
@@ -44,7 +44,7 @@ def halves(one: SetSource, chunk_size: int) -> tuple[SetSource, SetSource]:
 def contrast_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
     """InfoNCE between the halves of the sets of a batch, in both directions: (B,)."""
     pairs = [halves(one, encode.chunk_size) for one in sets]
-    rows = rows_of(model)(encode(model, [one for one, _ in pairs] + [other for _, other in pairs]))[:, -1]
+    rows = encode.rows(model, [one for one, _ in pairs] + [other for _, other in pairs])[:, -1]
     a, b = F.normalize(rows, dim=-1).split(len(sets))
     logits = a @ b.T / TEMPERATURE
     number = torch.arange(len(sets), device=logits.device)
@@ -70,7 +70,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from the sets, and from y where it is given: classes, or numbers."""
         sets = read_sets(self, X, reset=True)
-        weights, strata = torch.ones(len(sets)), None
+        strata = None
         if y is not None:
             check_lengths(sets, y)
         kind = "none" if y is None else type_of_target(y, input_name="y")
@@ -85,7 +85,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
             outputs, loss = target.shape[1], square_loss
         else:
             target, outputs, loss = torch.zeros(len(sets)), PROJECTION, contrast_loss
-        self._fit(sets, target, weights, {"outputs": outputs}, loss, strata=strata)
+        self._fit(sets, target, torch.ones(len(sets)), {"outputs": outputs}, loss, strata)
         self._n_features_out = int([self.n_features_in_, *self.widths][-1])
         return self
 

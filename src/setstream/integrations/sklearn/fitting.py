@@ -9,6 +9,7 @@ then is "exact": the same gradient in the memory of a chunk.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from setstream.integrations.sklearn.network import StreamsHead
-from setstream.integrations.sklearn.sets import Sources, naming_the_set
+from setstream.integrations.sklearn.sets import Sources
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.training.config import TrainConfig
@@ -41,11 +42,14 @@ class SetsEncode:
     grad_chunks: int
 
     def __call__(self, model: SetModel, sets: Sources) -> Any:
-        """The pool's output for the sets."""
         small = sum(map(len, sets)) <= self.chunk_size * len(sets)
         gradient = self.gradient if self.gradient != "auto" else "full" if small else "exact"
         given = [one.tensor().to(model.encoder.device, torch.float32) for one in sets] if small else sets
         return Encode(gradient, self.chunk_size, self.grad_chunks)(model.encoder, given)
+
+    def rows(self, model: SetModel, sets: Sources) -> Tensor:
+        """One row of outputs per stream, (B, S, outputs)."""
+        return cast(StreamsHead, model.head).streams(self(model, sets))
 
 
 @dataclass
@@ -75,55 +79,43 @@ class EarlyStopping:
 
 
 class Training:
-    """A model in training: everything that a later call needs to continue."""
+    """A model in training: everything that a later call needs to continue; `title` None: without showing progress."""
 
-    def __init__(self, model: SetModel, config: TrainConfig, encode: SetsEncode, loss: Loss) -> None:
-        self.model, self.config, self.encode, self.loss = model, config, encode, loss
+    def __init__(self, model: SetModel, config: TrainConfig, encode: SetsEncode, loss: Loss, title: str | None) -> None:
+        self.model, self.config, self.encode, self.loss, self.title = model, config, encode, loss, title
         self.device = next(model.parameters()).device
         self.optimizer = make_optimizer(model, config, self.device)
         self.step = 0
 
-    def run(
-        self,
-        sets: Sources,
-        targets: Tensor,
-        weights: Tensor,
-        steps: int,
-        progress: Progress,
-        stopping: EarlyStopping | None = None,
-    ) -> list[float]:
+    def run(self, sets: Sources, targets: Tensor, weights: Tensor, steps: int, stopping: EarlyStopping | None) -> list[float]:
         """Take `steps` steps on these sets, or fewer with early stopping; returns the mean loss of each epoch."""
         size, first = min(self.config.batch, len(sets)), self.step
-        epoch = -(-len(sets) // size)
+        epoch = math.ceil(len(sets) / size)
         losses, summed = [], 0.0
         self.model.train()
-        for number in range(1, steps + 1):
-            seed_step(self.config.seed, self.step, 0, self.device)
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.rate(self.step)
-            picked = in_epochs(number - 1, size, len(sets), self.config.seed, first)
-            each = self.loss(self.model, self.encode, [sets[i] for i in picked], targets[picked].to(self.device))
-            loss = (each * weights[picked].to(each)).mean()
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            self.step += 1
-            summed += loss.item()
-            progress.update(number, loss.item())
-            if number % epoch == 0 or number == steps:
-                losses.append(summed / ((number - 1) % epoch + 1))
-                summed = 0.0
-                if stopping is not None and stopping.stops(self):
-                    break
+        with Progress(steps, self.title or "", shown=self.title is not None, every=epoch) as progress:
+            for number in range(1, steps + 1):
+                seed_step(self.config.seed, self.step, 0, self.device)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.config.rate(self.step)
+                picked = in_epochs(number - 1, size, len(sets), self.config.seed, first)
+                each = self.loss(self.model, self.encode, [sets[i] for i in picked], targets[picked].to(self.device))
+                loss = (each * weights[picked].to(each)).mean()
+                self.optimizer.zero_grad()
+                loss.backward()
+                self.optimizer.step()
+                self.step += 1
+                summed += loss.item()
+                progress.update(number, loss.item())
+                if number % epoch == 0 or number == steps:
+                    losses.append(summed / ((number - 1) % epoch + 1))
+                    summed = 0.0
+                    if stopping is not None and stopping.stops(self):
+                        break
         if stopping is not None and stopping.best is not None:
             self.model.load_state_dict(stopping.best)
         self.model.eval()
         return losses
-
-
-def rows_of(model: SetModel) -> Callable[[Any], Tensor]:
-    """The function from the output of the model's pools to one row of outputs per stream, (B, S, outputs)."""
-    return cast(StreamsHead, model.head).streams
 
 
 def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[int, Sources]]:
@@ -136,10 +128,3 @@ def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[in
         batch.append(one)
         size += len(one)
     yield start, batch
-
-
-def outputs_of(model: SetModel, sets: Sources, chunk_size: int, change: Callable[[Any], Tensor]) -> Tensor:
-    """change(z) of every set, in eval mode, on the CPU."""
-    encode = SetsEncode("none", chunk_size, 1)
-    with evaluating(model), naming_the_set(sets, chunk_size):
-        return torch.cat([change(encode(model, batch)).cpu() for _, batch in batches(sets, chunk_size)])

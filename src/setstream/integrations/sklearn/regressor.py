@@ -12,7 +12,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array
 from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
+from setstream.integrations.sklearn.fitting import SetsEncode
 from setstream.integrations.sklearn.network import NumbersHead
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
@@ -20,7 +20,7 @@ from setstream.models.model import SetModel
 
 def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
     """The squared error of each set, averaged over its streams and outputs: (B,)."""
-    outputs = rows_of(model)(encode(model, sets))  # (B, S, K)
+    outputs = encode.rows(model, sets)  # (B, S, K)
     return (outputs - target.unsqueeze(1)).square().mean((1, 2))
 
 
@@ -54,7 +54,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, first=True)
-        self._fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss)
+        self._fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss, None)
         self._remember_units()
         return self
 
@@ -76,7 +76,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
         given = read_numbers(y)
         check_lengths(sets, given)
         numbers = given.reshape(len(given), -1)
-        weights = np.ones(len(numbers)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
+        weights = _check_sample_weight(sample_weight, sets)
         if first:
             self._several = given.ndim > 1
             self.target_mean_, self.target_scale_ = mean_and_scale(numbers)
