@@ -20,9 +20,7 @@ import setstream as ss
 from setstream.data import ArraySource, NpySource
 from setstream.errors import ConfigurationError, NonFiniteError, ShapeError
 from setstream.integrations.sklearn import SetClassifier, SetFeaturizer, SetRegressor
-from setstream.integrations.sklearn.classifier import class_loss
-from setstream.integrations.sklearn.fitting import SetsEncode
-from setstream.nn.standardise import mean_and_scale
+from setstream.integrations.sklearn.fitting import SetsEncode, class_loss
 
 SMALL = {"widths": (16,), "num_slots": 4, "heads": 2, "learning_rate": 5e-3, "epochs": 1, "min_steps": 30, "random_state": 0}
 TINY = SMALL | {"widths": (8,), "num_slots": 2, "dropout": 0.0, "weight_decay": 0.0, "batch_size": 32, "learning_rate": 1e-2}
@@ -165,11 +163,10 @@ def test_standardisation_is_that_of_all_elements():
     rng = np.random.default_rng(0)
     sets = [rng.normal(1e4, 3.0, size=(int(n), 3)) for n in (1, 0, 700, 5, 64)]
     rows = np.concatenate(sets)
-    mean, scale = mean_and_scale([ArraySource(one) for one in sets], 3, 16)
-    np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-7)
-    np.testing.assert_allclose(scale, rows.std(0), rtol=1e-6)
-    flat = mean_and_scale([ArraySource(np.full((9, 1), 0.1))], 1, 4)[1]
-    assert flat.tolist() == [1.0]
+    fitted = ss.nn.Standardise(3).fit(sets, 16)
+    np.testing.assert_allclose(fitted.mean, rows.mean(0), rtol=1e-7)
+    np.testing.assert_allclose(fitted.scale, rows.std(0), rtol=1e-6)
+    assert ss.nn.Standardise(1).fit([np.full((9, 1), 0.1)], 4).scale.tolist() == [1.0]
 
 
 def test_partial_fit_goes_on_and_knows_its_classes():

@@ -54,11 +54,7 @@ class Metrics:
 
 
 class Progress(ExitStack):
-    """Shows step, loss, rate and time left: a Rich bar on a terminal, a line now and then elsewhere.
-
-    >>> with Progress(3, title="demo", shown=False) as progress:
-    ...     progress.update(1, loss=0.5)
-    """
+    """Shows step, loss, rate and time left: a Rich bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, steps: int, title: str, start: int = 0, shown: bool = True, every: int = 1000) -> None:
         super().__init__()

@@ -26,11 +26,7 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """The task with this name: a built-in one, or your own as `package.module:Class`.
-
-    >>> task_class("clustering").name
-    'clustering'
-    """
+    """The task with this name: a built-in one, or your own as `package.module:Class`."""
     place = TASKS.get(name, name)
     if ":" not in place:
         names = ", ".join(TASKS)

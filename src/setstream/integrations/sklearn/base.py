@@ -86,7 +86,6 @@ class SetEstimator(BaseEstimator):
     verbose: int = 0
 
     def _check_options(self) -> None:
-        """Raise ConfigurationError for an option with an invalid value."""
         known = ("auto", *(mode for mode in GRADIENTS if mode != "none"))
         if self.gradient not in known:
             raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")

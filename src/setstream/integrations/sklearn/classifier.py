@@ -8,27 +8,17 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sklearn.base import ClassifierMixin
-from sklearn.utils import column_or_1d, compute_class_weight
+from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode
+from setstream.integrations.sklearn.fitting import class_loss
 from setstream.integrations.sklearn.network import mean_softmax
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
-from setstream.models.model import SetModel
-
-
-def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
-    """The cross-entropy of each set, averaged over its streams: (B,)."""
-    logits = encode.rows(model, sets)  # (B, S, K)
-    streams = logits.shape[1]
-    each = F.cross_entropy(logits.flatten(0, 1), target.repeat_interleave(streams), reduction="none")
-    return each.view(-1, streams).mean(1)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -89,7 +79,6 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         return {"classes": [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]}
 
     def _read(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray | None) -> tuple[Sources, Tensor, Tensor]:
-        """Sets, numbers of their classes, and their weights."""
         if y is None:
             raise ValueError("This SetClassifier estimator requires y to be passed, but the target y is None")
         sets = read_sets(self, X, reset=classes is None or not hasattr(self, "n_features_in_"))
@@ -102,9 +91,5 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         if len(unknown := np.setdiff1d(y, self.classes_)):
             raise ConfigurationError(f"y holds {unknown.tolist()}, but the classes are {self.classes_.tolist()}")
         numbers = np.searchsorted(self.classes_, y)
-        weights = _check_sample_weight(sample_weight, sets)
-        if self.class_weight is not None:
-            present = np.unique(y)
-            of_class = dict(zip(present.tolist(), compute_class_weight(self.class_weight, classes=present, y=y), strict=True))
-            weights = weights * np.array([of_class[label] for label in y.tolist()])
+        weights = _check_sample_weight(sample_weight, sets) * compute_sample_weight(self.class_weight, y)
         return sets, torch.from_numpy(numbers).long(), torch.from_numpy(weights).float()

@@ -1,6 +1,8 @@
 """How the estimators train: batches of sets through `ss.encode`, Adam with a cosine, early stopping on request.
 
     loss = Σ_i w_i loss_i / n          over the sets of a batch of n; loss_i: the mean over the streams; weights of mean one
+    loss_i of halves a, b of a set     -log( e^(a_i·b_i / τ) / Σ_j e^(a_i·b_j / τ) ), and the same from b_i to the a_j; a, b of
+                                       length one (InfoNCE)
 
 Sets of at most chunk_size elements are encoded at once. Larger sets are encoded in chunks, and gradient="auto"
 then is "exact": the same gradient in the memory of a chunk.
@@ -15,12 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from setstream.integrations.sklearn.network import StreamsHead
 from setstream.integrations.sklearn.sets import Sources
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
+from setstream.sets.part import PartSource
+from setstream.sets.source import ArraySource, SetSource
 from setstream.training.config import TrainConfig
 from setstream.training.record import Progress
 from setstream.training.seeds import in_epochs, seed_step
@@ -31,6 +36,8 @@ from setstream.training.task import Encode
 Loss = Callable[[SetModel, "SetsEncode", Sources, Tensor], Tensor]
 # Smaller changes of the held-out loss do not count.
 TOLERANCE = 1e-4
+#: τ of the loss between halves.
+TEMPERATURE = 0.1
 
 
 @dataclass(frozen=True)
@@ -128,3 +135,38 @@ def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[in
         batch.append(one)
         size += len(one)
     yield start, batch
+
+
+def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
+    """The cross-entropy of each set, averaged over its streams: (B,)."""
+    logits = encode.rows(model, sets)  # (B, S, K)
+    streams = logits.shape[1]
+    each = F.cross_entropy(logits.flatten(0, 1), target.repeat_interleave(streams), reduction="none")
+    return each.view(-1, streams).mean(1)
+
+
+def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
+    """The squared error of each set, averaged over its streams and outputs: (B,)."""
+    outputs = encode.rows(model, sets)  # (B, S, K)
+    return (outputs - target.unsqueeze(1)).square().mean((1, 2))
+
+
+def halves(one: SetSource, chunk_size: int) -> tuple[SetSource, SetSource]:
+    """Two random halves of a set; of a set too large for memory, the first and the second half. A single element is both."""
+    size = len(one)
+    if size < 2:
+        return one, one
+    if size > chunk_size:
+        return PartSource(one, 0, 2), PartSource(one, 1, 2)
+    order, elements = torch.randperm(size), one.tensor()
+    return ArraySource(elements[order[: size // 2]]), ArraySource(elements[order[size // 2 :]])
+
+
+def contrast_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
+    """InfoNCE between the halves of the sets of a batch, in both directions: (B,)."""
+    pairs = [halves(one, encode.chunk_size) for one in sets]
+    rows = encode.rows(model, [one for one, _ in pairs] + [other for _, other in pairs])[:, -1]
+    a, b = F.normalize(rows, dim=-1).split(len(sets))
+    logits = a @ b.T / TEMPERATURE
+    number = torch.arange(len(sets), device=logits.device)
+    return (F.cross_entropy(logits, number, reduction="none") + F.cross_entropy(logits.T, number, reduction="none")) / 2
