@@ -20,7 +20,8 @@ import setstream as ss
 from setstream.data import ArraySource, NpySource
 from setstream.errors import ConfigurationError, NonFiniteError, ShapeError
 from setstream.integrations.sklearn import SetClassifier, SetFeaturizer, SetRegressor
-from setstream.integrations.sklearn.fitting import SetsEncode, class_loss
+from setstream.integrations.sklearn.fitting import class_loss
+from setstream.training import Encode
 
 SMALL = {"widths": (16,), "num_slots": 4, "heads": 2, "learning_rate": 5e-3, "epochs": 1, "min_steps": 30, "random_state": 0}
 TINY = SMALL | {"widths": (8,), "num_slots": 2, "dropout": 0.0, "weight_decay": 0.0, "batch_size": 32, "learning_rate": 1e-2}
@@ -143,7 +144,7 @@ def test_chunks_change_neither_the_gradient_nor_the_answer(fitted):
     found = {}
     for chunk_size in (1000, 2):  # the full gradient of whole sets; the exact one, two elements at a time
         model = copy.deepcopy(fitted.model_).eval()
-        class_loss(model, SetsEncode("auto", chunk_size, 1), sets, target).mean().backward()
+        class_loss(model, Encode("auto", chunk_size, 1), sets, target).mean().backward()
         found[chunk_size] = torch.cat([p.grad.flatten() for p in model.parameters()])
     assert found[1000].norm() > 0
     assert (found[1000] - found[2]).norm() < 1e-4 * found[1000].norm()

@@ -100,14 +100,11 @@ class Processes:
         if self.world == 1:
             return batch
         if size % self.world:
-            raise ConfigurationError(
-                f"a batch of {size} sets cannot be shared equally among {self.world} processes: choose a multiple of them"
-            )
+            raise ConfigurationError(f"{self.world} processes cannot share a batch of {size} sets: choose a multiple of them")
         part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
         return {name: value[part] for name, value in batch.items()}
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self.group is not None:
             dist.barrier()
 

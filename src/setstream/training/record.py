@@ -19,38 +19,31 @@ from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 
 
-class Metrics:
+class Metrics(ExitStack):
     """Metrics by step in metrics.jsonl, of the first process (`active`); resuming drops the lines after the checkpoint."""
 
     def __init__(self, folder: Path, tensorboard: bool, from_step: int, active: bool) -> None:
+        super().__init__()
         self.active = active
         self.board: Any = None
         if not active:
             return
         kept = [line for line in read_metrics(folder, "train", "test") if line["step"] <= from_step]
         write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        self.file = (folder / "metrics.jsonl").open("a")
-        if tensorboard:
-            with suppress(ConfigurationError, ImportError):  # an extra: the JSON lines have everything
+        self.file = self.enter_context((folder / "metrics.jsonl").open("a"))
+        with suppress(ConfigurationError, ImportError):  # an extra: the JSON lines have everything
+            if tensorboard:
                 board = need("torch.utils.tensorboard", "cli", "TensorBoard")
                 self.board = board.SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)
+                self.callback(self.board.close)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """One line: the step, the kind (train, test or final), and the values."""
-        if not self.active:
-            return
-        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(f"{kind}/{name}", value, step)
-
-    def close(self) -> None:
-        """Write out what is buffered."""
         if self.active:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
+            self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self.file.flush()
+        for name, value in values.items() if self.board is not None else ():
+            self.board.add_scalar(f"{kind}/{name}", value, step)
 
 
 class Progress(ExitStack):
@@ -98,7 +91,10 @@ def read_metrics(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, for repeating the run."""
+    """Versions and hardware, for repeating the run; the commit if setstream runs from a checkout."""
+    command, commit = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], None
+    with suppress(OSError, subprocess.TimeoutExpired):
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
     return {
         "setstream": __version__,
         "python": sys.version.split()[0],
@@ -109,13 +105,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
-        "commit": _commit(),
+        "commit": commit,
     }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this package runs from, if it runs from one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
-    return None

@@ -152,9 +152,9 @@ class Trainer:
             module = DistributedDataParallel(module)
         title = f"{config.task}/{config.model}"
         metrics = Metrics(self.folder, config.tensorboard, self.step, processes.first)
+        progress = Progress(config.steps, title, self.step, self.shown and processes.first)
         train_mode(self.model, config.freeze)
-        with Progress(config.steps, title, self.step, self.shown and processes.first) as progress, asked_to_stop(self._stop):
-            progress.callback(metrics.close)
+        with metrics, progress, asked_to_stop(self._stop):
             while self.step < config.steps and not processes.any(self._stop.is_set()):
                 self.losses.append(self._train_step(module))
                 self.step += 1

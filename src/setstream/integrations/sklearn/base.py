@@ -17,7 +17,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
-from setstream.integrations.sklearn.fitting import EarlyStopping, Loss, SetsEncode, Training, batches
+from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
 from setstream.integrations.sklearn.network import MODELS, StreamsHead
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.models.model import SetModel
@@ -25,6 +25,7 @@ from setstream.models.stream import evaluating
 from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
+from setstream.training.task import Encode
 
 #: Options that are numbers, by their range.
 NUMBERS = {
@@ -113,7 +114,7 @@ class SetEstimator(BaseEstimator):
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
         cast(Standardise, model.encoder.phi.get_submodule("0")).fit(sets, max(int(self.chunk_size), 1024))
-        encode = SetsEncode(self.gradient, self.chunk_size, self.grad_chunks)
+        encode = Encode(self.gradient, self.chunk_size, self.grad_chunks)
         return Training(model.to(device), config, encode, loss, type(self).__name__ if self.verbose else None)
 
     def _fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss, strata: Any) -> None:
@@ -132,12 +133,10 @@ class SetEstimator(BaseEstimator):
         steps = max(int(self.min_steps), int(self.epochs) * math.ceil(len(sets) / int(self.batch_size)))
         with torch.random.fork_rng(), naming_the_set(given, int(self.chunk_size)):
             training = self._start(sets, answers, loss, steps)
-            stopping = None if held_out is None else EarlyStopping(*held_out, patience=self.n_iter_no_change)
-            losses = training.run(sets, targets, weights / weights.mean(), steps, stopping)
+            losses, tests = training.run(sets, targets, weights / weights.mean(), steps, held_out, self.n_iter_no_change)
         self.model_: SetModel = training.model
-        self.loss_curve_ = losses
-        self.validation_losses_ = None if stopping is None else stopping.losses
-        self.n_iter_ = len(losses)
+        self.loss_curve_, self.n_iter_ = losses, len(losses)
+        self.validation_losses_ = tests if self.early_stopping else None
         self._training: Training | None = None
 
     def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
@@ -149,7 +148,7 @@ class SetEstimator(BaseEstimator):
                 training = self._start(sets, answers, loss, None)
                 if hasattr(self, "model_"):  # fitted before: train its network further
                     training.model.load_state_dict(self.model_.state_dict())
-            losses = training.run(sets, targets, weights, math.ceil(len(sets) / int(self.batch_size)), None)
+            losses, _ = training.run(sets, targets, weights, math.ceil(len(sets) / int(self.batch_size)))
         self._training, self.model_ = training, training.model
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)
@@ -157,7 +156,8 @@ class SetEstimator(BaseEstimator):
     def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The output of a fitted network for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
         check_is_fitted(self)
-        sets, encode = read_sets(self, X, reset=False), SetsEncode("none", self.chunk_size, 1)
+        sets, encode = read_sets(self, X, reset=False), Encode("none", self.chunk_size, 1)
         change = change or cast(StreamsHead, self.model_.head).streams
         with evaluating(self.model_), naming_the_set(sets, self.chunk_size):
-            return torch.cat([change(encode(self.model_, batch)).cpu() for _, batch in batches(sets, self.chunk_size)])
+            batched = (batch for _, batch in batches(sets, self.chunk_size))
+            return torch.cat([change(encode_sets(self.model_, encode, batch)).cpu() for batch in batched])

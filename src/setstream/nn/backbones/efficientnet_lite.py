@@ -23,16 +23,9 @@ from setstream.nn.backbones.base import Backbone, read_checkpoint
 
 FEATURES = 1280
 EPSILON = 1e-3  # of the batch norms it was trained with
-# repeats, kernel, stride of the first, expansion, channels
-STAGES = (
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)
+# Of each stage of blocks; the stride is that of its first block.
+REPEATS, KERNELS, STRIDES = (1, 2, 2, 3, 3, 4, 1), (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1)
+EXPANSIONS, CHANNELS = (1, 6, 6, 6, 6, 6, 6), (16, 24, 40, 80, 112, 192, 320)
 
 
 class Convolution(nn.Conv2d):
@@ -69,7 +62,7 @@ class EfficientNetLite0(nn.Module):
         self.stem = Convolution(3, 32, 3, 2)
         blocks: list[nn.Module] = []
         channels = 32
-        for times, kernel, stride, expansion, wanted in STAGES:
+        for times, kernel, stride, expansion, wanted in zip(REPEATS, KERNELS, STRIDES, EXPANSIONS, CHANNELS, strict=True):
             for turn in range(times):
                 blocks.append(Block(channels, wanted, kernel, stride if turn == 0 else 1, expansion))
                 channels = wanted
