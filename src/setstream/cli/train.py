@@ -61,9 +61,7 @@ def run_crossval(
     options = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
     with Progress(console=console) as bar:
         row = bar.add_task(f"{task}/{model}", total=folds * repeats)
-        scores = cross_validate(
-            options, build_task, out, folds=folds, repeats=repeats, progress=lambda done: bar.update(row, completed=done)
-        )
+        scores = cross_validate(options, out, folds, repeats, lambda done: bar.update(row, completed=done))
     rows = Table("metric", "mean", "± over repeats", "95 % interval", box=None)
     for name, score in summarise(scores, repeats).items():
         interval = f"{score['low']:.4f} .. {score['high']:.4f}"

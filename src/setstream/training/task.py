@@ -36,8 +36,7 @@ Batch = dict[str, Any]
 class Encode:
     """`ss.encode` with the gradient mode and sizes of a run: encode(encoder, sets) gives z.
 
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2))
+    >>> import torch
     >>> Encode(gradient="subset", chunk_size=5).sees(torch.randn(2, 100, 3)).shape
     torch.Size([2, 5, 3])
     """
@@ -51,20 +50,10 @@ class Encode:
 
     def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
         """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
-        part: Any = sets
         if self.group is not None:
-            part, mask = scatter_sets(sets, mask, self.group), None
-        return encode(
-            encoder,
-            part,
-            mask,
-            chunk_size=self.chunk_size,
-            gradient=self.gradient,
-            grad_chunks=self.grad_chunks,
-            group=self.group,
-            features=self.features if self.gradient == "importance" else None,
-            chunks=self.chunks,
-        )
+            sets, mask = scatter_sets(sets, mask, self.group), None
+        options = vars(self) if self.gradient == "importance" else vars(self) | {"features": None}
+        return encode(encoder, sets, mask, **options)
 
     def sees(self, sets: Tensor) -> Tensor:
         """The elements of dense sets (B, N, ...) that training looks at: all, or in mode `subset` a random few of each."""
@@ -81,10 +70,8 @@ class Task(ABC):
     Options of a task are the keyword arguments of its constructor.
     """
 
-    #: Its name on the command line.
-    name: ClassVar[str]
-    #: A line for `setstream tasks`.
-    summary: ClassVar[str] = ""
+    name: ClassVar[str]  #: Its name on the command line.
+    summary: ClassVar[str] = ""  #: A line for `setstream tasks`.
     #: The function that adds the task's tables and figures to a report, by its import path; None: a table of metrics.
     report: ClassVar[str | None] = None
     #: Its models by name: each a function of keyword options that returns a SetModel.

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.nn.anchors import begin_near
-from setstream.nn.mlp import mlp
+from setstream.nn.mlp import begin_near, mlp
 from setstream.pools import UMBC
 from setstream.tasks.completion.field import LAYERS, GaussianDecoder, Waves
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.nn.anchors import begin_near
+from setstream.nn.mlp import begin_near
 from setstream.pools import UMBC
 
 # s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°.

@@ -24,9 +24,8 @@ from setstream.data.images import Images, cifar10
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn.backbones import Backbone
+from setstream.nn.backbones import Backbone, small
 from setstream.nn.backbones import backbone as named_backbone
-from setstream.nn.backbones.small import small
 from setstream.pools import DeepSets
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import phi_of
