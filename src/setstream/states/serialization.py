@@ -10,7 +10,6 @@ notices a short file, but not a flipped bit. It guards against damage, not again
 import hashlib
 import json
 import struct
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -18,7 +17,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from setstream._utils.atomic import whole_or_nothing
 from setstream.errors import StateFormatError
 from setstream.states.accumulators import Accumulator
 from setstream.states.digest import tensor_bytes
@@ -45,11 +43,8 @@ def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str |
         tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
     # safetensors refuses views of one storage: each tensor gets its own memory.
     tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    metadata: dict[str, Any] = {
-        "version": VERSION,
-        "fingerprint": fingerprint,
-        "parts": {name: accumulator.kind for name, accumulator in accumulators.items()},
-    }
+    kinds = {name: accumulator.kind for name, accumulator in accumulators.items()}
+    metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
     header = json.dumps({**metadata, "checksum": _checksum(tensors, metadata)})
     return safetensors.torch.save(tensors, {FORMAT: header})
 
@@ -102,19 +97,3 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
             message = f"the accumulator {name!r} cannot be read, it was edited ({type(error).__name__}: {error})"
             raise StateFormatError(message) from None
     return accumulators, count, None if fingerprint is None else Origin(None, fingerprint)
-
-
-def write(data: bytes, path: Path) -> None:
-    """Write a state's bytes to a file: a crash leaves the old file or the new one."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    with whole_or_nothing(path) as hidden:
-        hidden.write_bytes(data)
-
-
-def read(path: Path) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
-    """Read what `write` wrote; an error names the file."""
-    try:
-        return parse(path.read_bytes())
-    except StateFormatError as error:
-        raise StateFormatError(f"{path}: {error}") from None

@@ -22,8 +22,7 @@ from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
 from setstream.integrations.sklearn.regressor import mean_and_scale, read_numbers, square_loss
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 from setstream.models.model import SetModel
-from setstream.sets.part import PartSource
-from setstream.sets.source import ArraySource, SetSource
+from setstream.sets.source import ArraySource, PartSource, SetSource
 
 TEMPERATURE = 0.1
 #: Width of the space in which halves are compared.
