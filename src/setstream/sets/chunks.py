@@ -46,7 +46,7 @@ class Chunks:
         for chunk in self._served():
             packed = pack(chunk)
             if batch not in (None, len(packed)):
-                raise ShapeError(f"every chunk must hold all sets: the first had {batch} of them, this one has {len(packed)}")
+                raise ShapeError(f"every chunk must hold all sets: the first had {batch}, this one has {len(packed)}")
             batch = len(packed)
             yield packed
 

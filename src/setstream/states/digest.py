@@ -10,6 +10,7 @@ values that do not change what it computes.
 
 import functools
 import hashlib
+import json
 import logging
 import re
 import sys
@@ -47,6 +48,15 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     """The raw bytes of a tensor, of any dtype, as in a file."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+def hash_tensors(hasher: "hashlib.blake2b", tensors: Mapping[str, Any]) -> str:
+    """The digest of a hasher after names, types, shapes and bytes of tensors."""
+    for name, tensor in sorted(tensors.items()):
+        if isinstance(tensor, Tensor):
+            hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+            hasher.update(tensor_bytes(tensor))
+    return hasher.hexdigest()
 
 
 def _library(thing: type | Callable[..., Any]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from setstream.errors import StateFormatError
 from setstream.states.accumulators import Accumulator
-from setstream.states.digest import tensor_bytes
+from setstream.states.digest import hash_tensors
 from setstream.states.fingerprint import Origin
 
 FORMAT = "setstream.state"
@@ -28,12 +28,7 @@ VERSION = 2
 
 
 def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
-    hasher = hashlib.blake2b(digest_size=16)
-    hasher.update(json.dumps(metadata, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        hasher.update(tensor_bytes(tensor))
-    return hasher.hexdigest()
+    return hash_tensors(hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16), tensors)
 
 
 def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
@@ -62,10 +57,8 @@ def _metadata(data: bytes) -> dict[str, Any]:
             f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."
         ) from None
     if version not in range(1, VERSION + 1):
-        raise StateFormatError(
-            f"this state has format version {version!r}; this setstream reads versions 1 to {VERSION}. Update setstream, or "
-            "save the state again with the version that reads it."
-        )
+        came = f"this state has format version {version!r}; this setstream reads versions 1 to {VERSION}"
+        raise StateFormatError(f"{came}. Update setstream, or save the state again with the version that reads it.")
     return metadata
 
 
@@ -79,8 +72,7 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         tensors: dict[str, Tensor] = safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
-    checksum = metadata.pop("checksum", None)
-    if checksum != _checksum(tensors, metadata):
+    if metadata.pop("checksum", None) != _checksum(tensors, metadata):
         raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
     count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
     if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):
@@ -89,8 +81,7 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         raise StateFormatError("the state's tensors are not of one batch, with a count for each set: it was edited")
     accumulators: dict[str, Accumulator] = {}
     for name, kind in kinds.items():
-        start = name + "."
-        named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        named = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
         try:
             accumulators[name] = Accumulator.of_kind(kind).from_tensors(named, metadata["version"])
         except (KeyError, TypeError) as error:

@@ -27,8 +27,7 @@ from setstream.states.accumulators import REMOVAL_TOLERANCE, Accumulator, accumu
 from setstream.states.compat import read_as
 from setstream.states.fingerprint import Origin
 
-# Larger counts are no longer exact in JSON, and soon not in 64 bits.
-MOST_ELEMENTS = 2**53
+MOST_ELEMENTS = 2**53  # larger counts are no longer exact in JSON, and soon not in 64 bits
 
 
 class State:
@@ -61,8 +60,7 @@ class State:
         #: Elements seen, per set: (B,) int64. Removal lowers it; decay does not.
         self.count = count
         self.origin = origin
-        # What the pool computed from its weights alone, once per stream. Never saved.
-        self.context: dict[str, Tensor] | None = None
+        self.context: dict[str, Tensor] | None = None  # what the pool computed from its weights alone; never saved
 
     def __add__(self, other: State) -> State:
         origin = self._must_match(other, "merge")
@@ -187,9 +185,9 @@ class State:
             if not target.is_floating_point:
                 raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
             return self._each(lambda accumulator: accumulator.to_dtype(target))
-        device = torch.device(target)
-        narrow = self if accumulator_dtype(device) == torch.float64 else self.to(accumulator_dtype(device))  # MPS
-        return narrow._map(lambda tensor: tensor.to(device))
+        dtype = accumulator_dtype(torch.device(target))
+        narrow = self if dtype == torch.float64 else self.to(dtype)  # MPS
+        return narrow._map(lambda tensor: tensor.to(target))
 
     def widened(self) -> State:
         """The state of one chunk as if added to an empty state."""

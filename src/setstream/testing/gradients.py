@@ -19,9 +19,7 @@ from setstream.pools.base import named_tensors
 from setstream.sets.layout import Sets, pack
 from setstream.testing.laws import Model, allowed_error, in_float64
 
-# Gradients are longer sums: the full one is exact to the last place by chance more often.
-SLACK_GRADIENT = 64.0
-
+SLACK_GRADIENT = 64.0  # gradients are longer sums: the full one is exact to the last place by chance more often
 Loss = Callable[[Any], Tensor]
 
 

@@ -16,13 +16,9 @@ from setstream.sets.layout import Sets, pack
 from setstream.states.state import State
 
 FACTOR = 2.0
-# Units in the last place of the largest value that are always allowed.
-SLACK = 8.0
-# A larger error of the one-shot result is not rounding.
-GROSSLY_WRONG = 0.1
-# A float64 model has no wider reference: it is compared with its own one-shot result.
-SLACK_DOUBLE = 256.0
-
+SLACK = 8.0  # units in the last place of the largest value that are always allowed
+SLACK_DOUBLE = 256.0  # a float64 model has no wider reference: it is compared with its own one-shot result
+GROSSLY_WRONG = 0.1  # a larger error of the one-shot result is not rounding
 Model = SetEncoder | SetModel
 
 
@@ -152,11 +148,11 @@ def check_permutation_invariance(
     True
     """
     subject = Subject(model, sets, mask, seed)
-    errors = []
+    largest = 0.0
     for trial in range(trials):
         shuffled = [x[torch.randperm(len(x), generator=subject.generator).to(x.device)] for x in subject.sets]
-        errors.append(subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
-    return max(errors)
+        largest = max(largest, subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
+    return largest
 
 
 @torch.no_grad()

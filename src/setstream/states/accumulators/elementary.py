@@ -84,9 +84,8 @@ class Maximum(Accumulator):
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         raise RemovalError(
-            f"elements cannot be removed from a {self.kind}: the next value is not known. Encode the remaining "
-            "elements anew, or use a model without it: pools that are means, sums or UMBC, and elements_stream=False in a "
-            "SetClassifier."
+            f"elements cannot be removed from a {self.kind}: the next value is not known. Encode the others anew, or "
+            "use a model without it: pools that are means, sums or UMBC, and elements_stream=False in a SetClassifier."
         )
 
     def fault(self, seen: Tensor) -> str | None:
@@ -100,8 +99,7 @@ class Maximum(Accumulator):
         return type(self)(value=all_reduce(self["value"], self.operation, group))
 
     def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
-        value = self["value"]
-        return {"value": value if owned is None else value.masked_fill(~owned, 0.0)}
+        return self.tensors if owned is None else {"value": self["value"].masked_fill(~owned, 0.0)}
 
     def merge_owners(self, other: Self, owners: Tensor, other_owners: Tensor) -> Tensor:
         """Of equal values, the first keeps its owner."""

@@ -145,8 +145,7 @@ class LogSums(Accumulator):
 
     def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
         """The whole holds this chunk's sums times e^(m_chunk - m_whole)."""
-        growth = self._growth(whole["shift"])
-        return {name: self[name] * align(growth, self[name]) for name in self.graded()}
+        return self._times(self._growth(whole["shift"]), self.graded())
 
     def widened(self) -> Self:
         return self.to_dtype(accumulator_dtype(self["shift"].device))
@@ -166,8 +165,8 @@ class LogSums(Accumulator):
         wide = accumulator_dtype(shift.device)
         return (self["shift"].to(wide) - shift.to(wide)).exp_()
 
-    def _times(self, factor: Tensor) -> dict[str, Tensor]:
-        return {name: self[name] * align(factor, self[name]) for name in ("numerator", "normaliser", "error")}
+    def _times(self, factor: Tensor, names: tuple[str, ...] = ("numerator", "normaliser", "error")) -> dict[str, Tensor]:
+        return {name: self[name] * align(factor, self[name]) for name in names}
 
     def _add(self, other: Self, shift: Tensor, sign: float) -> Self:
         """The sum (or difference, sign -1) of both at `shift`; at their own if that is the shift of both."""
