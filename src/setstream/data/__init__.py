@@ -14,8 +14,7 @@ from setstream.data.recognise import open_sets as open
 from setstream.data.table_sets import ParquetSets
 from setstream.data.table_source import ParquetSource
 from setstream.sets.chunks import SourceChunks
-from setstream.sets.part import PartSource
-from setstream.sets.source import ArraySource, SetSource
+from setstream.sets.source import ArraySource, PartSource, SetSource
 
 __all__ = [
     "ArraySource", "H5Source", "ImageFolderSource", "NpySource", "ParquetSets", "ParquetSource", "PartSource", "SetBatch",

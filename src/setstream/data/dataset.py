@@ -25,8 +25,7 @@ from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, fi
 from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.chunks import SourceChunks
-from setstream.sets.part import PartSource
-from setstream.sets.source import SetSource
+from setstream.sets.source import PartSource, SetSource
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")

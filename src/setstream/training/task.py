@@ -24,9 +24,8 @@ from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.sets.chunks import Chunks
+from setstream.sets.chunks import Chunks, scatter_sets
 from setstream.sets.layout import Sets
-from setstream.sets.scatter import scatter_sets
 from setstream.sets.source import SetSource
 
 Batch = dict[str, Any]

@@ -22,8 +22,7 @@ from setstream.integrations.sklearn.network import StreamsHead
 from setstream.integrations.sklearn.sets import Sources
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
-from setstream.sets.part import PartSource
-from setstream.sets.source import ArraySource, SetSource
+from setstream.sets.source import ArraySource, PartSource, SetSource
 from setstream.training.config import TrainConfig
 from setstream.training.record import Progress
 from setstream.training.seeds import in_epochs, seed_step
