@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from setstream.tasks.clustering.pretrained import SHIPPED
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 import setstream as ss
@@ -12,7 +13,6 @@ from setstream.errors import ConfigurationError
 from setstream.tasks.clustering import Clustering, DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.mixtures import log_likelihood, negative_log_likelihood
 from setstream.tasks.clustering.models import MODELS
-from setstream.tasks.clustering.pretrained import SHIPPED
 from setstream.tasks.clustering.streams import STREAMS, predictions, stream_order
 from setstream.training import Encode
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from setstream.tasks.completion.pretrained import SHIPPED
 from torch.distributions import Normal
 
 import setstream as ss
@@ -13,7 +14,6 @@ from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Deco
 from setstream.tasks.completion.anchored import spread
 from setstream.tasks.completion.field import Waves
 from setstream.tasks.completion.models import umbc_anchors
-from setstream.tasks.completion.pretrained import SHIPPED
 from setstream.training import TrainConfig, Trainer
 
 CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer", "umbc+anchors")

@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score
 
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
-from setstream.report.costs import kept_bytes
+from setstream.report.runs import kept_bytes
 from setstream.tasks.documents import MODELS, Documents
 from setstream.tasks.documents.anchored import word_clusters
 from setstream.tasks.documents.corpus import by_order

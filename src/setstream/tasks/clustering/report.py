@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from setstream.report.costs import kept_bytes
-from setstream.report.page import Page
-from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, group_by
-from setstream.report.tables import CONSISTENT, SEEDS, STEPS, add_runs, mean_of, metric
-from setstream.tasks.clustering.stream_figures import add_streams
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import (
+    CONSISTENT,
+    SEEDS,
+    STEPS,
+    FinishedRun,
+    add_runs,
+    by_label,
+    group_by,
+    kept_bytes,
+    mean_of,
+    metric,
+)
+from setstream.tasks.clustering.streams import add_streams
 from setstream.tasks.clustering.task import Clustering
 
 if TYPE_CHECKING:
@@ -26,17 +34,16 @@ def by_steps(runs: list[FinishedRun]) -> dict[int, list[FinishedRun]]:
     return dict(sorted(group_by(runs, lambda run: run.config.steps).items()))
 
 
-def kilobytes_for_eight_points(runs: list[FinishedRun]) -> str:
-    """What autograd keeps of one chunk of eight points."""
-    model, points = runs[0].model(), torch.randn(1, 8, runs[0].task_as(Clustering).dim)
-    return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
-
-
 def add_results(page: Page, runs: list[FinishedRun]) -> None:
     """NLL, gap and memory of every kind of run."""
-    columns = CONSISTENT | {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
-    columns |= {"kB kept for 8 points": kilobytes_for_eight_points} | SEEDS | STEPS
     task, oracle = runs[0].task_as(Clustering), runs[0].metrics["oracle"]
+
+    def kilobytes(group: list[FinishedRun]) -> str:
+        model, points = group[0].model(), torch.randn(1, 8, task.dim)
+        return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
+
+    columns = CONSISTENT | {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
+    columns |= {"kB kept for 8 points": kilobytes} | SEEDS | STEPS
     note = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}. The oracle's NLL on them is {oracle:.3f}."
     add_runs(page, by_label(runs), columns, f"{note} ± over seeds.", order=mean_of("gap"))
 

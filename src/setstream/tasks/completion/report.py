@@ -9,10 +9,8 @@ from torch import Tensor
 
 from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
-from setstream.report.page import Page
-from setstream.report.plotting import animate, plot_ranges, pyplot
-from setstream.report.runs import FinishedRun, by_label
-from setstream.report.tables import CONSISTENT, SEEDS, STEPS, add_runs, mean_of, metric
+from setstream.report.page import Page, animate, plot_ranges, pyplot
+from setstream.report.runs import CONSISTENT, SEEDS, STEPS, FinishedRun, add_runs, by_label, mean_of, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.task import Completion, places
 

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from setstream.report.costs import kept_bytes
-from setstream.report.page import Page
-from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, group_by
-from setstream.report.tables import CONSISTENT, SEEDS, Columns, add_runs, mean_of, metric
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import (
+    CONSISTENT,
+    SEEDS,
+    Columns,
+    FinishedRun,
+    add_runs,
+    by_label,
+    group_by,
+    kept_bytes,
+    mean_of,
+    metric,
+)
 from setstream.tasks.documents.task import Documents
 from setstream.training.task import Encode
 
