@@ -16,11 +16,6 @@ from torch.distributions import Normal
 from setstream.gradients.streamed_loss import streamed_loss
 from setstream.nn.mlp import mlp
 
-# As in the paper's appendix.
-WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-#: As in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
-SMALLEST_SCALE = 0.1
-
 # With more places than this, the loss is streamed.
 STREAMED_FROM = 16_384
 

@@ -74,26 +74,18 @@ def show_completion(axes: Any, pixels: Tensor, count: int, field: Field, shape: 
     show(axes[2], deviation.mean(0, keepdim=True), label=labels[2], cmap="magma", vmax=LARGEST_DEVIATION)
 
 
-def context_sizes(pixels: int) -> list[int]:
-    """The context sizes that are shown of an image with this many pixels.
-
-    >>> context_sizes(28 * 28), context_sizes(256 * 256)
-    ([50, 100, 200, 500], [3200, 6400, 12800, 32000, 64000])
-    """
-    return [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
-
-
-def image_numbers(task: Completion, images: int) -> list[int]:
-    """The numbers of at most `images` test images, evenly spaced: neighbours may show one scene."""
-    images = min(images, task.tests())
-    return [task.tests() * number // images for number in range(images)]
+def shown_images(task: Completion, images: int) -> tuple[list[int], tuple[int, ...], list[int]]:
+    """The numbers of some test images, evenly spaced (neighbours may show one scene), their shape, and sizes of contexts."""
+    images, shape = min(images, task.tests()), tuple(task.images["test"].pixels.shape[1:])
+    pixels = shape[1] * shape[2]
+    sizes = [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
+    return [task.tests() * number // images for number in range(images)], shape, sizes
 
 
 @torch.no_grad()
 def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure:
     """For some test images: context, mean, uncertainty, for growing contexts, and the truth."""
-    shape, numbers = tuple(task.images["test"].pixels.shape[1:]), image_numbers(task, images)
-    sizes = context_sizes(shape[1] * shape[2])
+    numbers, shape, sizes = shown_images(task, images)
     grid = (3 * len(numbers), len(sizes) + 1)
     figure, axes = pyplot().subplots(*grid, figsize=(1.25 * grid[1], 1.2 * grid[0]), constrained_layout=True, squeeze=False)
     for row, number in enumerate(numbers):
@@ -110,12 +102,11 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure
 @torch.no_grad()
 def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int = 20) -> bytes:
     """The completion of some test images while their pixels stream in; no pixel is read twice."""
-    shape, numbers = tuple(task.images["test"].pixels.shape[1:]), image_numbers(task, images)
+    numbers, shape, sizes = shown_images(task, images)
     pixels = [task.test_pixels(number, number + 1) for number in numbers]
     figure, axes = pyplot().subplots(3, len(numbers), figsize=(1.6 * len(numbers), 4.9), squeeze=False)
     figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
-    total = context_sizes(shape[1] * shape[2])[-1]
-    ends = [0, *(max(1, round(total ** ((frame + 1) / frames))) for frame in range(frames))]
+    ends = [0, *(max(1, round(sizes[-1] ** ((frame + 1) / frames))) for frame in range(frames))]
     streams = [model.stream(chunks=AVERAGE) for _ in numbers]
 
     def draw(frame: int) -> None:
