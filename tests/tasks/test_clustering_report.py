@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 from setstream.report import write_report
-from setstream.tasks.clustering import Clustering, sample
-from setstream.tasks.clustering import stream_figures as streams
+from setstream.tasks.clustering import Clustering, sample, streams
 from setstream.tasks.clustering.streams import disagreement, stream_ends
 from tests.tasks.runs import train_clustering
 

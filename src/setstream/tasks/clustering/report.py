@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from setstream.report.page import Page, pyplot
-from setstream.report.runs import (
-    CONSISTENT,
-    SEEDS,
-    STEPS,
-    FinishedRun,
-    add_runs,
-    by_label,
-    group_by,
-    kept_bytes,
-    mean_of,
-    metric,
-)
+from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_label, group_by, kept_bytes, mean_of, metric
 from setstream.tasks.clustering.streams import add_streams
 from setstream.tasks.clustering.task import Clustering
 
@@ -29,16 +18,16 @@ if TYPE_CHECKING:
 UMBC = "umbc+set-transformer"
 
 
-def by_steps(runs: list[FinishedRun]) -> dict[int, list[FinishedRun]]:
+def by_steps(runs: Group) -> dict[int, Group]:
     """Runs with the same number of steps together: others cannot be compared."""
     return dict(sorted(group_by(runs, lambda run: run.config.steps).items()))
 
 
-def add_results(page: Page, runs: list[FinishedRun]) -> None:
+def add_results(page: Page, runs: Group) -> None:
     """NLL, gap and memory of every kind of run."""
     task, oracle = runs[0].task_as(Clustering), runs[0].metrics["oracle"]
 
-    def kilobytes(group: list[FinishedRun]) -> str:
+    def kilobytes(group: Group) -> str:
         model, points = group[0].model(), torch.randn(1, 8, task.dim)
         return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
 
@@ -48,7 +37,7 @@ def add_results(page: Page, runs: list[FinishedRun]) -> None:
     add_runs(page, by_label(runs), columns, f"{note} ± over seeds.", order=mean_of("gap"))
 
 
-def curves_figure(runs: list[FinishedRun]) -> Figure:
+def curves_figure(runs: Group) -> Figure:
     """The gap against the step, one line per run, one colour per kind of run."""
     figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
     for number, (label, group) in enumerate(by_label(runs).items()):
@@ -61,7 +50,7 @@ def curves_figure(runs: list[FinishedRun]) -> Figure:
     return figure
 
 
-def add_report(page: Page, runs: list[FinishedRun]) -> None:
+def add_report(page: Page, runs: Group) -> None:
     """Tables and figures of finished runs, each kind of mixtures in its own section; streams of the best 2-D models."""
     for options, same_task in group_by(runs, lambda run: json.dumps(run.config.task_options, sort_keys=True)).items():
         page.section("Results" if options == "{}" else f"Results with {options}")

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.tasks.documents.language import Language, framed, full_mask
-from setstream.tasks.documents.longformer import Longformer
+from setstream.tasks.documents.language import Language, Longformer, framed, full_mask
 
 POOLS = ("cls", "mean")
 
@@ -62,7 +61,10 @@ class SegmentReader(nn.Module):
         rows, real = framed(words[seen][:, :longest], real_words[seen][:, :longest], self.first, self.last)
         vectors = x.new_zeros(batch, count, self.language.out_width)
         vectors = vectors.masked_scatter(seen.unsqueeze(-1), self.language(rows, real)[1].to(vectors.dtype))
-        read = self.over(vectors + sinusoidal_positions(count, vectors.shape[-1]).to(x), src_key_padding_mask=~seen)
+        width = vectors.shape[-1]
+        angles = torch.arange(count)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+        positions = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]  # sinusoidal: (S, out_width)
+        read = self.over(vectors + positions.to(x), src_key_padding_mask=~seen)
         weight = (seen / seen.sum(1, keepdim=True)).unsqueeze(-1)
         return (read * weight.to(read.dtype)).sum(1)
 
@@ -78,9 +80,3 @@ class WholeReader(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(B, out_width) of words (B, n, width), real ones first."""
         return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]
-
-
-def sinusoidal_positions(count: int, width: int) -> Tensor:
-    """The sinusoidal embeddings of the positions 0 ... count - 1: (count, width)."""
-    angles = torch.arange(count)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]

@@ -9,25 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from setstream.report.page import Page, pyplot
-from setstream.report.runs import (
-    CONSISTENT,
-    SEEDS,
-    Columns,
-    FinishedRun,
-    add_runs,
-    by_label,
-    group_by,
-    kept_bytes,
-    mean_of,
-    metric,
-)
+from setstream.report.runs import CONSISTENT, SEEDS, FinishedRun, add_runs, by_label, group_by, kept_bytes, mean_of, metric
 from setstream.tasks.documents.task import Documents
 from setstream.training.task import Encode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METRICS: Columns = {
+METRICS = {
     "micro F1": metric("micro_f1"),
     "macro F1": metric("macro_f1"),
     "micro F1, tuned τ": metric("micro_f1_tuned"),
@@ -68,7 +57,7 @@ def add_results(page: Page, runs: list[FinishedRun], every: list[FinishedRun]) -
     def minutes(group: list[FinishedRun]) -> str:
         return f"{statistics.mean(sum(stage.seconds() for stage in stages(run)) for run in group) / 60:.1f}"
 
-    columns: Columns = CONSISTENT | METRICS
+    columns = CONSISTENT | METRICS
     columns |= {"micro F1, 95%": lambda group: "{micro_f1_low:.3f} to {micro_f1_high:.3f}".format(**group[0].metrics)}
     columns |= {"MiB kept": lambda group: f"{kept_mib(group[0]):.0f}", "minutes": minutes} | SEEDS
     columns |= {"steps": lambda group: " + ".join(f"{stage.config.steps:,}" for stage in stages(group[0]))}
