@@ -59,11 +59,9 @@ class ShippedModels:
         self.folder, self.models = Path(module).parent / "weights", models
 
     def folder_of(self, name: str) -> Path:
-        """The folder of a model."""
         return self.folder / name.replace("+", "-")
 
     def available(self) -> list[str]:
-        """The names of the shipped models."""
         return [name for name in self.models if self.folder_of(name).is_dir()]
 
     def __call__(self, name: str) -> SetModel:

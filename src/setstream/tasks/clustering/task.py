@@ -63,7 +63,6 @@ class Clustering(Task):
         return {"points": self.draw(size, points, generator).points}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """The mean negative log-likelihood of the training points."""
         x = encode.sees(batch["points"])
         return model.head(encode(model.encoder, x)).nll(x).mean()
 

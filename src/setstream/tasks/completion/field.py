@@ -68,7 +68,6 @@ class Decoder(GaussianDecoder):
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
 
     def raw(self, read: Tensor, places: Tensor) -> Tensor:
-        """For r (B, width), or (B, 1, width), at places (B, T, 2)."""
         read = read.flatten(1)
         of_read, of_place = self.first.weight.split([read.shape[-1], 2 + 4 * self.waves.count], dim=1)
         # The part of the first layer that depends on r is the same for all places of an image.

@@ -112,7 +112,6 @@ class Completion(Task):
         return {"context": context, "targets": choose(pixels, self.targets, generator) if wanted else pixels}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Nats per pixel."""
         return model.head(encode(model.encoder, batch["context"])).nll(batch["targets"]).mean()
 
     def test_pixels(self, start: int, stop: int) -> Tensor:
@@ -122,7 +121,6 @@ class Completion(Task):
         return choose(pixels, pixels.shape[1], generator)
 
     def tests(self) -> int:
-        """The number of test images."""
         return min(self.test_images, len(self.images["test"]))
 
     @torch.no_grad()

@@ -18,7 +18,6 @@ any length becomes K words. Anchors, projections and word vectors are learned.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +30,7 @@ from setstream.models.model import SetModel
 from setstream.nn.anchors import begin_near
 from setstream.nn.mlp import initialise, mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets
-from setstream.tasks.documents.language import Language, Longformer, Pretrained, read_pretrained
-from setstream.tasks.documents.readers import SegmentReader, SlotReader, WholeReader
+from setstream.tasks.documents import language as lm
 from setstream.tasks.registry import Builder, variants
 
 SLOTS, SLOT_DIM, DROPOUT = 256, 128, 0.1
@@ -69,17 +67,15 @@ class WordFeatures(nn.Module):
 class Shared(NamedTuple):
     """The parts that all models share: a pretrained model, the number of labels, the kind of word vectors, and the dropout."""
 
-    read: Pretrained
+    read: lm.Pretrained
     labels: int
     words: str
     dropout: float
 
     def features(self, depth: int = 2, init: str = "torch") -> WordFeatures:
-        """phi of the models of multisets."""
         return WordFeatures(self.read.words, self.words, depth, init)
 
     def classifier(self, width: int) -> nn.Sequential:
-        """Dropout and a linear layer."""
         return nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width, self.labels))
 
     def three_layers(self, width: int, init: str) -> nn.Sequential:
@@ -90,28 +86,23 @@ class Shared(NamedTuple):
 
     def slots_reader(self, num_slots: int, pooled: str) -> nn.Module:
         """BERT without positions on [CLS] and the slots, and the classifier."""
-        language = Language(self.read.model, positions=False, pooled=pooled == "cls")
+        language = lm.Language(self.read.model, positions=False, pooled=pooled == "cls")
         if language.longest is not None and num_slots + 1 > language.longest:
             raise ConfigurationError(f"this model reads at most {language.longest - 1} slots; got num_slots = {num_slots}")
-        reader = SlotReader(language, self.read.first, pooled)
+        reader = lm.SlotReader(language, self.read.first, pooled)
         return nn.Sequential(OrderedDict(bert=reader, classify=self.classifier(language.out_width)))
 
-    def read_in_order(self, reader: SegmentReader | WholeReader) -> SetModel:
+    def read_in_order(self, reader: lm.SegmentReader | lm.WholeReader) -> SetModel:
         """A reader of whole documents after the table of words alone, and the classifier."""
         phi, language = nn.Sequential(OrderedDict(words=table(self.read.words, self.words))), reader.language
         return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), self.classifier(language.out_width))
 
 
 def document_model(
-    parts: Callable[..., SetModel],
-    labels: int,
-    bert: str = "minilm",
-    words: str = "learned",
-    dropout: float = DROPOUT,
-    **options: Any,
+    parts: Builder, labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any
 ) -> SetModel:
     """One of the models below, with the options that all of them share."""
-    return parts(Shared(read_pretrained(bert), labels, words, dropout), **options)
+    return parts(Shared(lm.read_pretrained(bert), labels, words, dropout), **options)
 
 
 def word_clusters(words: Tensor, count: int) -> Tensor:
@@ -186,13 +177,13 @@ def umbc_anchors_bert(
 def tobert(shared: Shared, segment: int = 200, layers: int = 2, heads: int = 4) -> SetModel:
     """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs."""
     read = shared.read
-    return shared.read_in_order(SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads))
+    return shared.read_in_order(lm.SegmentReader(lm.Language(read.model), read.first, read.last, segment, layers, heads))
 
 
 def longformer(shared: Shared, window: int = 256) -> SetModel:
     """A Longformer made from the same BERT, on the whole document."""
     read = shared.read
-    return shared.read_in_order(WholeReader(Longformer(read.model, window), read.first, read.last))
+    return shared.read_in_order(lm.WholeReader(lm.Longformer(read.model, window), read.first, read.last))
 
 
 _PARTS: dict[str, Builder] = {"deepsets": deepsets, "sse": sse, "umbc+bert": umbc_bert}

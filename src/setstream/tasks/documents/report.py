@@ -16,12 +16,8 @@ from setstream.training.task import Encode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METRICS = {
-    "micro F1": metric("micro_f1"),
-    "macro F1": metric("macro_f1"),
-    "micro F1, tuned τ": metric("micro_f1_tuned"),
-    "macro F1, tuned τ": metric("macro_f1_tuned"),
-}
+TUNED = {"": "", "_tuned": ", tuned τ"}
+METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
 
 
 def corpus_of(run: FinishedRun) -> str:

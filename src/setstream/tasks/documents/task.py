@@ -101,7 +101,6 @@ class Documents(Task):
 
     @property
     def splits(self) -> dict[str, Split]:
-        """train, val and test."""
         return self._labelled[1]
 
     def statistics(self) -> dict[str, float]:
@@ -143,7 +142,6 @@ class Documents(Task):
         return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Cross-entropy, summed over the labels."""
         if not model.encoder.pool.consistent and (encode.gradient != "full" or encode.group is not None):
             option = f"gradient = full, not {encode.gradient}" if encode.group is None else "parallel = data, not set"
             raise ConfigurationError(f"this model reads whole documents in order: train it with {option}")

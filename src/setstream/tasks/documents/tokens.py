@@ -49,7 +49,6 @@ class Tokens:
         return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]][:longest].astype(np.int64))
 
     def length(self, index: int) -> int:
-        """How many tokens a document has."""
         return int(self.offsets[index + 1] - self.offsets[index])
 
 

@@ -29,7 +29,6 @@ class Bags:
         return len(self.bags)
 
     def select(self, index: list[int]) -> Bags:
-        """Some of the bags."""
         return Bags([self.bags[i] for i in index], self.labels[index])
 
     def standardised(self, like: Bags) -> Bags:
@@ -40,11 +39,9 @@ class Bags:
         return Bags([(bag - mean) / std for bag in self.tensors()], self.labels)
 
     def tensors(self) -> list[Tensor]:
-        """All bags, in memory."""
         return [bag if isinstance(bag, Tensor) else bag.tensor() for bag in self.bags]
 
     def shape(self) -> tuple[int, ...]:
-        """The shape of an instance."""
         bag = self.bags[0]
         return tuple(bag.shape[1:] if isinstance(bag, Tensor) else bag.shape)
 

@@ -12,7 +12,7 @@ the same sizes and the same other images.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, ClassVar, cast
 
@@ -31,6 +31,7 @@ from setstream.pools import DeepSets
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import phi_of
 from setstream.tasks.mil.task import Bag, Mil
+from setstream.tasks.registry import Builder
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -59,15 +60,7 @@ class NeedleBags(Sequence[Tensor]):
     """
 
     def __init__(
-        self,
-        elements: Tensor,
-        classes: Tensor,
-        *,
-        count: int,
-        needle: int = NEEDLE,
-        others: Sequence[int] = OTHERS,
-        rate: float,
-        seed: int,
+        self, elements: Tensor, classes: Tensor, *, count: int, needle: int, others: Sequence[int], rate: float, seed: int
     ) -> None:
         if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
             raise ConfigurationError(f"needle and others must be different classes in 0 .. 9; got {needle} and {list(others)}")
@@ -100,7 +93,6 @@ class NeedleBags(Sequence[Tensor]):
 
     @property
     def labels(self) -> Tensor:
-        """0, 1, 0, 1 ..."""
         return torch.arange(self.total) % 2
 
 
@@ -188,7 +180,7 @@ class OtherClasses(Task):
         encoder = SetEncoder(phi_of(net, nn.Identity()), DeepSets("mean"), cast_input=False)
         return SetModel(encoder, nn.Linear(cast(int, net.out_dim), CLASSES))
 
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = {"linear": _classifier}
+    models: ClassVar[dict[str, Builder]] = {"linear": _classifier}
 
     def __init__(self, needle: int = NEEDLE) -> None:
         self.parts = {}

@@ -53,19 +53,10 @@ def write_features(
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide.
+    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide; returns the number of patches.
 
-    Args:
-        network: the backbone.
-        source: the slide; with raw=True, bytes are copied to the device and converted to floats there.
-        path: the file.
-        encoder: the backbone's name, stored in the file.
-        chunk_size: patches per chunk.
-        device: where the backbone runs.
-        progress: called with the number of finished patches.
-
-    Returns:
-        The number of patches.
+    Bytes, of a source with raw=True, are converted to floats on the device. `encoder` is the backbone's name, stored in the
+    file; `progress` is called with the number of finished patches.
     """
     network = network.to(device)
     done = 0
