@@ -1,7 +1,4 @@
-"""One self-contained HTML page: text, tables and pictures in a single file, without links to other files or hosts.
-
-Figures and animations are drawn by matplotlib, into files and not on a screen.
-"""
+"""One self-contained HTML page: text, tables and matplotlib's figures in a single file, without links to other files."""
 
 from __future__ import annotations
 
@@ -52,7 +49,6 @@ class Page:
         self.parts.append(f"<p>{html.escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """A command or file, verbatim."""
         self.parts.append(f"<pre><code>{html.escape(text)}</code></pre>")
 
     def table(self, columns: list[str], rows: list[list[str]], note: str = "") -> None:
@@ -63,7 +59,6 @@ class Page:
             self.parts.append(f'<p class="note">{html.escape(note)}</p>')
 
     def figure(self, figure: Figure, about: str) -> None:
-        """A matplotlib figure with its caption."""
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
         self.picture(buffer.getvalue(), "png", about)

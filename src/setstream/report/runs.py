@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,6 @@ class FinishedRun(SavedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The test metrics at the end."""
         return self.result["metrics"]
 
     def seconds(self) -> float:
@@ -60,6 +59,7 @@ class FinishedRun(SavedRun):
 Group = list[FinishedRun]
 #: Column titles, and the function from a group of runs to its cell.
 Columns = dict[str, Callable[[Group], str]]
+Order = Callable[[Group], float] | None
 CONSISTENT: Columns = {"consistent": lambda group: "yes" if group[0].model().encoder.pool.consistent else "no"}
 SEEDS: Columns = {"seeds": lambda group: str(len(group))}
 STEPS: Columns = {"steps": lambda group: f"{group[0].config.steps:,}"}
@@ -129,12 +129,7 @@ def mean_of(name: str) -> Callable[[Group], float]:
 
 
 def add_runs(
-    page: Page,
-    groups: Mapping[str, Group],
-    columns: Columns,
-    note: str = "",
-    order: Callable[[Group], float] | None = None,
-    first: str = "model (gradient)",
+    page: Page, groups: dict[str, Group], columns: Columns, note: str = "", order: Order = None, first: str = "model (gradient)"
 ) -> None:
     """A table with a row per group; `order` sorts the rows from the lowest value, `first` is the title of the first column."""
     rows = sorted(groups.items(), key=lambda row: order(row[1])) if order else groups.items()
@@ -162,20 +157,15 @@ def kept_bytes(run: Callable[[], Any], weights: Iterable[Tensor]) -> int:
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> Group:
-    """Write one self-contained page about all finished runs in the folders, and return the runs.
+    """Write one self-contained page about all finished runs in or below the folders, and return the runs.
 
-    Args:
-        folders: run folders, or folders that contain some.
-        out: the page.
-        figures: a folder for the page's pictures as separate files, if given.
-        trust: import paths outside setstream that the runs' options may name, such as a backbone.
+    `figures` is a folder for the page's pictures as separate files; `trust` is explained at `SavedRun`.
     """
     runs = find_runs(folders, trust)
     by_task = group_by(runs, lambda run: run.config.task)
     page = Page("setstream: " + ", ".join(by_task))
     for task, task_runs in by_task.items():
-        place = task_class(task).report if task in TASKS else None
-        if place is not None:
+        if task in TASKS and (place := task_class(task).report) is not None:
             find(place, "report")(page, task_runs)
         else:
             page.section(task)
@@ -183,7 +173,7 @@ def write_report(folders: list[Path], out: Path, figures: Path | None = None, tr
             add_runs(page, by_label(task_runs), {name: metric(name) for name in names} | SEEDS)
     page.section("Runs")
     for run in runs:
-        page.text(str(run.folder.name))
+        page.text(run.folder.name)
         page.code(json.dumps(run.config.to_dict()))
     page.section("Hardware and versions")
     for text in sorted({(run.folder / "environment.json").read_text() for run in runs}):

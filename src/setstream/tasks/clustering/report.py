@@ -89,19 +89,6 @@ def draw_mixture(axis: Any, points: Tensor, mixture: DiagonalMixture | None, tit
     axis.set_title(title, fontsize=8)
 
 
-def streams_figure(models: dict[str, SetModel], drawn: Sample) -> Figure:
-    """The predicted mixtures at the end: one row per model, one column per stream."""
-    size = 2.3 * len(STREAMS), 2.6 * len(models)
-    figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=size, constrained_layout=True, squeeze=False)
-    for row, (name, model) in zip(axes, models.items(), strict=True):
-        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
-        for axis, (kind, end) in zip(row, ends.items(), strict=True):
-            nll = float(end.nll(drawn.points))
-            draw_mixture(axis, drawn.points[0], end, f"{kind} stream, NLL {nll:.2f}")
-        row[0].set_ylabel(name, fontsize=9)
-    return figure
-
-
 def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) -> bytes:
     """The predicted mixtures while points arrive, as an animation."""
     figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=(9, 2.45 * len(models)), squeeze=False)
@@ -122,16 +109,20 @@ def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) ->
 
 
 def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: int = 512) -> tuple[Figure, bytes]:
-    """Add a table, a figure and an animation of four streams of one set; returns the latter two."""
+    """Add a table, a figure (a row per model, a column per stream) and an animation of one set; returns the latter two."""
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
-    figure, gif = streams_figure(models, drawn), streams_gif(models, drawn)
-    page.section("Four streams of one set")
+    size = 2.3 * len(STREAMS), 2.6 * len(models)
+    figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=size, constrained_layout=True, squeeze=False)
     rows = []
-    for name, model in models.items():
+    for row, (name, model) in zip(axes, models.items(), strict=True):
         ends = stream_ends(model, drawn.points[0], drawn.labels[0])
-        nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
-        rows.append([name, *nlls, f"{disagreement(ends, drawn.points):.1e}"])
-    oracle = float(drawn.oracle())
+        nlls = [float(end.nll(drawn.points)) for end in ends.values()]
+        for axis, (kind, end), nll in zip(row, ends.items(), nlls, strict=True):
+            draw_mixture(axis, drawn.points[0], end, f"{kind} stream, NLL {nll:.2f}")
+        row[0].set_ylabel(name, fontsize=9)
+        rows.append([name, *(f"{nll:.3f}" for nll in nlls), f"{disagreement(ends, drawn.points):.1e}"])
+    gif, oracle = streams_gif(models, drawn), float(drawn.oracle())
+    page.section("Four streams of one set")
     page.table(["model", *(f"{kind} stream" for kind in STREAMS), "disagreement"], rows, f"NLL; the oracle's is {oracle:.3f}.")
     page.figure(figure, "predicted mixture of each model at the end of each stream")
     page.picture(gif, "gif", "predicted mixtures while points arrive")

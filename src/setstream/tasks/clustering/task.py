@@ -29,13 +29,10 @@ class Clustering(Task):
 
     Args:
         points: points in a training set.
-        clusters: components of a mixture.
-        dim: dimensions of a point.
         variant: how mixtures are drawn, `released` or `text` (see `mixtures.py`).
         test_points: points in a test set.
         test_sets: the number of test sets; a fifth of them is used during training.
         test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
-        test_seed: the seed of the test sets.
     """
 
     name = "clustering"

@@ -24,27 +24,6 @@ LARGEST_DEVIATION = 0.3  # in pictures; the standard deviation of a uniform dist
 PICTURES = ("context", "mean", "uncertainty")
 
 
-def add_results(page: Page, runs: list[FinishedRun]) -> None:
-    """NLL by context of every kind of run."""
-    task = runs[0].task_as(Completion)
-    columns = CONSISTENT | {f"NLL at {n}": metric(f"nll_{n}") for n in task.test_contexts}
-    columns |= {"standard error": lambda group: f"{group[0].metrics.get('nll_error', float('nan')):.3f}"} | SEEDS | STEPS
-    note = f"Nats per pixel on {task.tests():,} test images, with the context in chunks of {task.test_chunk}."
-    note += " ± over seeds; the standard error is over images."
-    add_runs(page, by_label(runs), columns, note, order=mean_of(f"nll_{task.test_contexts[-1]}"))
-
-
-def contexts_figure(runs: list[FinishedRun]) -> Figure:
-    """NLL against the size of the context, a line per kind of run."""
-    figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
-    for label, group in by_label(runs).items():
-        sizes = group[0].task_as(Completion).test_contexts
-        plot_ranges(axis, {size: [run.metrics[f"nll_{size}"] for run in group] for size in sizes}, label)
-    axis.set(xlabel="pixels in the context", ylabel="NLL, nats per pixel")
-    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
-    return figure
-
-
 def show(axis: Any, picture: Tensor, title: str = "", label: str = "", **options: Any) -> None:
     """An image (C, H, W) with values in [0, 1]."""
     axis.clear()
@@ -120,9 +99,20 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
 
 def add_report(page: Page, runs: list[FinishedRun]) -> None:
     """Tables, figures and pictures of finished runs on one data set."""
+    groups, task = by_label(runs), runs[0].task_as(Completion)
+    columns = CONSISTENT | {f"NLL at {n}": metric(f"nll_{n}") for n in task.test_contexts}
+    columns |= {"standard error": lambda group: f"{group[0].metrics.get('nll_error', float('nan')):.3f}"} | SEEDS | STEPS
+    note = f"Nats per pixel on {task.tests():,} test images, with the context in chunks of {task.test_chunk}."
+    note += " ± over seeds; the standard error is over images."
     page.section("Results")
-    add_results(page, runs)
-    page.figure(contexts_figure(runs), "NLL by the size of the context; means over seeds, bars from the lowest to the highest")
+    add_runs(page, groups, columns, note, order=mean_of(f"nll_{task.test_contexts[-1]}"))
+    figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
+    for label, group in groups.items():
+        sizes = group[0].task_as(Completion).test_contexts
+        plot_ranges(axis, {size: [run.metrics[f"nll_{size}"] for run in group] for size in sizes}, label)
+    axis.set(xlabel="pixels in the context", ylabel="NLL, nats per pixel")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
+    page.figure(figure, "NLL by the size of the context; means over seeds, bars from the lowest to the highest")
     for name in SHOWN:
         best = min((run for run in runs if run.config.model == name), key=lambda run: run.metrics["nll"], default=None)
         if best is not None:

@@ -55,7 +55,6 @@ class Completion(Task):
 
     Args:
         data: cifar10, mnist, celeba or folder; the last two are read from `folder`.
-        folder: where the images are.
         side: the images of a folder, and faces, are resized to side x side.
         fewest: pixels in the smallest training context; its size is drawn at each step.
         most: pixels in the largest training context.
@@ -63,7 +62,6 @@ class Completion(Task):
         test_images: the number of test images; a fifth of them is used during training.
         test_contexts: the context sizes that are tested; the metric `nll` is their mean.
         test_chunk: pixels per chunk of the context in a test.
-        test_seed: the seed of the test contexts.
     """
 
     name = "completion"

@@ -97,10 +97,8 @@ class Language(nn.Module):
     """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
 
     Args:
-        model: a model of transformers.
         positions: False removes the position embeddings, so that the model ignores order. (Models with rotary positions keep
             them: they distinguish the slots by number, but not the order of words.)
-        pooled: False removes the pooler.
     """
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:

@@ -105,9 +105,6 @@ class Needles(Mil):
             9 truck.
         others: the classes of all other images.
         train_bags: training bags; half of all bags are positive.
-        val_bags: validation bags.
-        test_bags: test bags.
-        bag_seed: the seed of the bags.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
         test_chunk: images per chunk in a test.
     """

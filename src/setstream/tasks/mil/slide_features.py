@@ -25,9 +25,7 @@ from setstream.nn.backbones import BACKBONES, backbone
 def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
     """A backbone by name, which must come with weights, or your own."""
     if name in BACKBONES and weights is None:
-        raise ConfigurationError(
-            f"{name} has random weights by default: give --weights FILE, or a name that it knows (imagenet)"
-        )
+        raise ConfigurationError(f"{name} has random weights: give --weights FILE, or a name that it knows (imagenet)")
     return backbone(name, weights)
 
 
@@ -70,9 +68,8 @@ def write_features(
             if tuple(rows.shape) != (len(chunk), width):
                 raise ShapeError(f"the backbone must return ({len(chunk)}, {width}) features; got {tuple(rows.shape)}")
             if not bool(torch.isfinite(rows).all()):
-                raise NonFiniteError(
-                    f"{source.path}: NaN or infinity in the features of patches {done} .. {done + len(chunk) - 1}"
-                )
+                last = done + len(chunk) - 1
+                raise NonFiniteError(f"{source.path}: NaN or infinity in the features of patches {done} .. {last}")
             features[done : done + len(chunk)] = rows.float().cpu().numpy()
             done += len(chunk)
             if progress is not None:

@@ -39,8 +39,6 @@ class Mil(Task):
         labels: for files: a CSV with ids and labels.
         split: for files: a CSV that assigns bags to train, val and test. Without it, one of `count` folds is held out.
         positive: the label that counts as 1, if labels are names.
-        fold: the fold that is held out.
-        count: the number of folds.
         repeat: the seed of the folds.
         validation: the share of the training bags that chooses the threshold, and that a run's `select` uses.
         class_weights: give both classes the same weight in the loss.
@@ -79,7 +77,7 @@ class Mil(Task):
         train = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
         if not 0 <= validation <= 0.5 or (validation and "val" in chosen):
             raise ConfigurationError(
-                f"validation must be a share from 0 to 0.5, and 0 if the split has validation bags; got {validation}"
+                f"validation must be a share from 0 to 0.5, and 0 if the split has a val; got {validation}"
             )
         if validation:
             parts = folds(everything.labels[train], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
