@@ -1,19 +1,14 @@
 """One self-contained HTML page: text, tables and matplotlib's figures in a single file, without links to other files."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from setstream._utils.optional import need
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FRAME_MS, LAST_FRAME_MS = 160, 2500
 STYLE = """
@@ -58,7 +53,7 @@ class Page:
         if note:
             self.parts.append(f'<p class="note">{html.escape(note)}</p>')
 
-    def figure(self, figure: Figure, about: str) -> None:
+    def figure(self, figure: Any, about: str) -> None:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
         self.picture(buffer.getvalue(), "png", about)
@@ -100,7 +95,7 @@ def plot_ranges(axes: Any, values: Mapping[Any, Sequence[float]], label: str) ->
     axes.errorbar([x for x, *_ in rows], [mean for _, mean, *_ in rows], bars, marker="o", capsize=3, label=label)
 
 
-def animate(figure: Figure, draw: Callable[[int], None], frames: int, colors: int = 48) -> bytes:
+def animate(figure: Any, draw: Callable[[int], None], frames: int, colors: int = 48) -> bytes:
     """The GIF of draw(0), draw(1), ..., each of which changes the figure; the last frame stays longer."""
     image = need("PIL.Image", "report", "animations")
     pictures = []

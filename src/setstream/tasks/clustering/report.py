@@ -3,11 +3,9 @@
 A set is streamed in the paper's four ways; figures show a model's predictions along the way.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +18,6 @@ from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
 from setstream.tasks.clustering.task import Clustering
 from setstream.tasks.registry import predict_in_chunks
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: The paper's names, and what they mean.
 STREAMS = {
@@ -108,7 +103,7 @@ def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) ->
     return animate(figure, draw, frames)
 
 
-def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: int = 512) -> tuple[Figure, bytes]:
+def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: int = 512) -> tuple[Any, bytes]:
     """Add a table, a figure (a row per model, a column per stream) and an animation of one set; returns the latter two."""
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     size = 2.3 * len(STREAMS), 2.6 * len(models)
@@ -148,7 +143,7 @@ def add_results(page: Page, runs: Group) -> None:
     add_runs(page, by_label(runs), columns, f"{note} ± over seeds.", order=mean_of("gap"))
 
 
-def curves_figure(runs: Group) -> Figure:
+def curves_figure(runs: Group) -> Any:
     """The gap against the step, one line per run, one colour per kind of run."""
     figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
     for number, (label, group) in enumerate(by_label(runs).items()):

@@ -1,8 +1,6 @@
 """The report of image completion runs: NLL against the size of the context, and pictures of completions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,9 +11,6 @@ from setstream.report.page import Page, animate, plot_ranges, pyplot
 from setstream.report.runs import CONSISTENT, SEEDS, STEPS, FinishedRun, add_runs, by_label, mean_of, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.task import Completion, places
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHOWN = ("umbc+set-transformer", "umbc+anchors")  # models whose completions are shown as pictures
 GALLERY = (50, 100, 200, 500, 1000)  # context sizes that are shown of a small image
@@ -62,7 +57,7 @@ def shown_images(task: Completion, images: int) -> tuple[list[int], tuple[int, .
 
 
 @torch.no_grad()
-def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure:
+def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
     """For some test images: context, mean, uncertainty, for growing contexts, and the truth."""
     numbers, shape, sizes = shown_images(task, images)
     grid = (3 * len(numbers), len(sizes) + 1)

@@ -15,8 +15,6 @@ Attention is also high on elements that count against the label. Gradients of th
 confident model is saturated, and its gradients are noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast

@@ -10,11 +10,9 @@ the same sizes and the same other images.
 `OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +83,7 @@ class NeedleBags(Sequence[Tensor]):
             chosen[places] = self.needles[torch.randint(len(self.needles), (wanted,), generator=generator)]
         return self.elements[chosen]
 
-    def of(self, elements: Tensor) -> NeedleBags:
+    def of(self, elements: Tensor) -> Self:
         """The same bags of other elements, such as the images' features."""
         other = copy(self)
         other.elements = elements
