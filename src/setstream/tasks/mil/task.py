@@ -77,7 +77,7 @@ class Mil(Task):
         train = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
         if not 0 <= validation <= 0.5 or (validation and "val" in chosen):
             raise ConfigurationError(
-                f"validation must be a share from 0 to 0.5, and 0 if the split has a val; got {validation}"
+                f"validation must be a share from 0 to 0.5, and 0 if the split has validation bags; got {validation}"
             )
         if validation:
             parts = folds(everything.labels[train], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
