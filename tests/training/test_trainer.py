@@ -375,3 +375,10 @@ except ConfigurationError as error:
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "another process is training in this folder" in done.stdout, done.stderr
+
+
+def test_a_task_has_the_seed_of_its_run_and_the_caller_keeps_its_own(tmp_path):
+    given = Clustering(points=8, test_sets=1)
+    trained = Trainer(given, TrainConfig("clustering", "deepsets", seed=3), tmp_path, shown=False).task
+    assert (given.seed, trained.seed, trained.points) == (0, 3, 8)
+    assert given.with_seed(0) is given

@@ -8,8 +8,7 @@ from rich.table import Table
 from setstream.cli.command import console
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, pretrained, sample
-from setstream.tasks.clustering.stream_figures import add_streams
-from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends
+from setstream.tasks.clustering.report import STREAMS, add_streams, disagreement, stream_ends
 
 MODELS = ("umbc+set-transformer", "set-transformer")
 

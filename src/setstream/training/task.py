@@ -12,8 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -75,8 +76,16 @@ class Task(ABC):
     report: ClassVar[str | None] = None
     #: Its models by name: each a function of keyword options that returns a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
-    #: The seed of the run that trains it, which the trainer sets: it determines the order of examples in epochs.
+    #: The seed of the run that trains it (see `with_seed`): it determines the order of examples in epochs.
     seed: int = 0
+
+    def with_seed(self, seed: int) -> Self:
+        """This task for a run with a seed: itself if it has that seed already, otherwise a copy that shares its data."""
+        if seed == self.seed:
+            return self
+        other = copy(self)
+        other.seed = seed
+        return other
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the task's models."""

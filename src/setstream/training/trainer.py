@@ -76,8 +76,7 @@ class Trainer:
     """
 
     def __init__(self, task: Task, config: TrainConfig, folder: str | Path, *, shown: bool = True) -> None:
-        self.task, self.config, self.folder, self.shown = task, config, Path(folder), shown
-        task.seed = config.seed
+        self.task, self.config, self.folder, self.shown = task.with_seed(config.seed), config, Path(folder), shown
         self.device = choose_device(config.device)
         self.processes = Processes.join(self.device)
         if config.threads is not None:
@@ -85,7 +84,7 @@ class Trainer:
         keep_freed_memory()
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
-        self.model = task.build(config.model, **config.model_options).to(self.device)
+        self.model = self.task.build(config.model, **config.model_options).to(self.device)
         self._check_chunks()
         freeze(self.model, config.freeze)
         self.optimizer = make_optimizer(self.model, config, self.device)

@@ -16,7 +16,7 @@ from setstream.serve.answers import as_json
 from setstream.serve.playground.messages import MOST_POINTS, Append, Compare, Draw, Message, Order, Put
 from setstream.serve.problems import BadMessage
 from setstream.tasks.clustering import DiagonalMixture, pretrained, sample
-from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends, stream_order
+from setstream.tasks.clustering.report import STREAMS, disagreement, stream_ends, stream_order
 
 MODELS = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")
 #: The smallest deviation of a colour: points that coincide would have an unbounded density.

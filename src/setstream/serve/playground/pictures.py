@@ -12,7 +12,7 @@ from setstream.models.stream import SetStream
 from setstream.pools.base import AVERAGE
 from setstream.serve.playground.messages import SIDE, Paint, Truth
 from setstream.tasks.completion.field import Field
-from setstream.tasks.completion.pretrained import pretrained
+from setstream.tasks.completion.models import pretrained
 from setstream.tasks.completion.task import as_pixels, places
 
 MODELS = ("umbc+anchors", "umbc+set-transformer", "deepsets")
