@@ -8,7 +8,8 @@ from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
 from setstream.serve.playground import clusters, pictures, session
-from setstream.serve.playground.messages import MOST_POINTS, SIDE
+from setstream.serve.playground.clusters import MOST_POINTS
+from setstream.serve.playground.pictures import SIDE
 from setstream.tasks.clustering import sample
 from tests.serve.conftest import serving
 
@@ -112,7 +113,9 @@ def test_what_cannot_be_is_refused_with_what_was_expected_and_changes_nothing(vi
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"ask": -1, "do": "draw"}', '{"ask": 1}', '{"ask": NaN, "do": "draw"}', "\ud800"]
+    "text",
+    ["", "[]", "{}", '{"ask": -1, "do": "draw"}', '{"ask": 1}', '{"ask": NaN, "do": "draw"}', "\ud800"]
+    + ['{"ask": 1, "do": "_begin"}', '{"ask": 1, "do": "draw", "self": 1}', '{"ask": 1, "do": "clear", "points": []}'],
 )
 def test_what_is_no_message_is_answered(visitor, text):
     (answer,) = visitor.session.answers(text)

@@ -41,6 +41,7 @@ MOVED = {
     "scale.ray": "bulk.ray",
     "scale.rows": "bulk.output",
     "scale.scatter": "sets.scatter",
+    "serve.run": "serve.app",
     "state": "states.state",
     "state_io": "states.serialization",
     "store": "stores.store",

@@ -1,14 +1,15 @@
 """`setstream serve`: a model and its states over HTTP."""
 
 import os
+import sys
 from pathlib import Path
 
 import torch
 
 from setstream.cli.command import console, error_console
 from setstream.errors import MismatchError
+from setstream.serve.app import listen, make_server
 from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
-from setstream.serve.run import listen, make_server, run
 from setstream.stores.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
@@ -63,8 +64,11 @@ def run_serve(
         def ready(url: str) -> None:
             console.print(f"{model} at {url}   (Ctrl-C stops it)", markup=False, highlight=False, soft_wrap=True)
 
+        # Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load;
+        # Python's default of 5 ms would be added to every step of every request.
+        sys.setswitchinterval(0.0005)
         limits = {"connections": connections, "grace": grace}
-        run(make_server(opened, options, name=model, host=host, log_level=log_level, ready=ready, **limits), socket)
+        make_server(opened, options, name=model, host=host, log_level=log_level, ready=ready, **limits).run([socket])
 
 
 def states_of(model: str) -> str:

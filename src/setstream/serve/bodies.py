@@ -24,7 +24,7 @@ from setstream._utils.optional import need
 from setstream.data.formats.arrow_ipc import check_stream
 from setstream.data.formats.table import row_features
 from setstream.errors import DataError
-from setstream.serve.problems import TooManyElements
+from setstream.serve.answers import TooManyElements
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 MOST_AXES = 8

@@ -19,10 +19,9 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from setstream.serve.log import logger
-from setstream.serve.metrics import Metrics
+from setstream.serve.answers import problem
+from setstream.serve.monitoring import Metrics, logger
 from setstream.serve.options import BODY_START, Options
-from setstream.serve.problems import problem
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ONCE = ("host", "authorization", "content-type", "content-length", "origin", "sec-websocket-protocol")
@@ -71,14 +70,14 @@ class Guard:
         raw = scope.get("raw_path") or b""
         if re.search(rb"%(2f|5c|[01][0-9a-f]|7f)", raw.lower()) or "\\" in path or {".", ".."} & set(path.split("/")):
             raise HTTPException(400, "the path holds an encoded slash, a backslash, a control character, or . or .. as a part")
-        for name in ONCE:
-            if len(headers.getlist(name)) > 1:
-                raise HTTPException(400, f"the header {name} was sent twice")
-        host = _host_of(headers.get("host", ""))
-        if self.options.hosts and host not in self.options.hosts:
+        if twice := [header for header in ONCE if len(headers.getlist(header)) > 1]:
+            raise HTTPException(400, f"the header {twice[0]} was sent twice")
+        host = headers.get("host", "").lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self.options.hosts and name not in self.options.hosts:
             raise HTTPException(421, "this server does not answer to that host name: start it with --allow-host NAME")
         origin = headers.get("origin")
-        if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
+        if origin is not None and origin.lower().partition("://")[2] != host:
             raise HTTPException(403, "pages of other origins may not use this server")
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise HTTPException(415, "bodies must be sent without Content-Encoding")
@@ -174,9 +173,3 @@ class _Exchange:
         if "problem" in scope["state"]:
             facts["problem"] = scope["state"]["problem"]
         logger.info("request", extra={"facts": facts})
-
-
-def _host_of(header: str) -> str:
-    """The name in a Host header, without the port."""
-    name = header.lower()
-    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]

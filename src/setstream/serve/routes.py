@@ -5,13 +5,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
+from fastapi.requests import HTTPConnection
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import ValidationError
 
 from setstream.serve import answers
 from setstream.serve.bodies import ARROW, JSON, NPY
-from setstream.serve.live import accept
-from setstream.serve.metrics import CONTENT_TYPE
-from setstream.serve.service import Service
+from setstream.serve.service import Service, accept
 
 STATE = "application/octet-stream"
 REASONS = {
@@ -43,10 +44,9 @@ def body_of(**contents: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": contents}}
 
 
-def service_of(request: Request) -> Service:
+def service_of(connection: HTTPConnection) -> Service:
     """The service that the application was made with."""
-    service: Service = request.app.state.service
-    return service
+    return connection.app.state.service
 
 
 Served = Annotated[Service, Depends(service_of)]
@@ -62,21 +62,10 @@ def content_type(request: Request, *allowed: str) -> str:
     return kind
 
 
-# -- changes ----------------------------------------------------------------------------------------------------------
-
-ELEMENTS = {
-    JSON: {
-        "schema": {
-            "type": "object",
-            "properties": {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}},
-            "required": ["elements"],
-            "additionalProperties": False,
-        },
-        "examples": {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}},
-    },
-    NPY: {"schema": BINARY},
-    ARROW: {"schema": BINARY},
-}
+ROWS = {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}
+OBJECT = {"type": "object", "properties": ROWS, "required": ["elements"], "additionalProperties": False}
+EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
+ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: {"schema": BINARY}, ARROW: {"schema": BINARY}}
 MERGE_BYTES = 2**12  # of a body that names a set
 MERGE = {JSON: {"schema": answers.MergeFrom.model_json_schema()}}
 STATE_BODY = body_of(**{STATE: {"schema": BINARY}})
@@ -123,9 +112,6 @@ async def add_state(id: Id, request: Request, service: Served) -> answers.SetInf
     return answers.SetInfo(id=id, count=await service.upload(id, await request.body(), replace=False))
 
 
-# -- questions --------------------------------------------------------------------------------------------------------
-
-
 @router.get("/sets", responses=problems(422, 503))
 async def list_sets(
     service: Served,
@@ -152,9 +138,8 @@ async def predict(id: Id, service: Served) -> answers.Prediction:
 
 
 @router.websocket("/sets/{id}/live")
-async def live(id: Id, socket: WebSocket) -> None:
+async def live(id: Id, socket: WebSocket, service: Served) -> None:
     """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""
-    service: Service = socket.app.state.service
     await accept(socket)
     service.metrics.watchers.inc()
     gone = asyncio.create_task(_until_gone(socket))
@@ -194,15 +179,12 @@ async def download_state(id: Id, service: Served) -> Response:
     return Response(await service.run_in_reader(service.store.get_bytes, id), media_type=STATE)
 
 
-# -- the server itself ------------------------------------------------------------------------------------------------
-
-
 @router.get("/model", responses=problems())
-async def model(request: Request, service: Served) -> answers.Model:
+async def model(service: Served) -> answers.Model:
     """Which model answers, and what its elements look like."""
     encoder, classes = service.store.encoder, service.store.model.options.get("classes")
     return answers.Model(
-        name=request.app.state.model_name,
+        name=service.name,
         fingerprint=await service.run_in_reader(lambda: encoder.empty(1).fingerprint or ""),
         element_width=encoder.width(),
         classes=classes if isinstance(classes, list) else None,
@@ -226,4 +208,4 @@ async def health(service: Served) -> answers.Health:
 async def metrics(service: Served) -> Response:
     """Counters for Prometheus."""
     service.metrics.sets.set(service.writer.sets)
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

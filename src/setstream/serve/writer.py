@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import SetstreamError, ShapeError
-from setstream.serve.metrics import Metrics
+from setstream.serve.monitoring import Metrics
 from setstream.states.state import State
 from setstream.stores.store import Change, Changed, StateStore
 
@@ -44,9 +44,7 @@ class Pending:
 class Writer:
     """The thread. `changed` is called on the event loop with the ids of each round, after its commit."""
 
-    def __init__(
-        self, store: StateStore, max_sets: int, metrics: Metrics, changed: Callable[[Sequence[str]], None] = lambda _: None
-    ) -> None:
+    def __init__(self, store: StateStore, max_sets: int, metrics: Metrics, changed: Callable[[Sequence[str]], None]) -> None:
         self.store, self.max_sets, self.metrics, self.changed = store, max_sets, metrics, changed
         self.sets = len(store)
         self._waiting: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
@@ -75,23 +73,19 @@ class Writer:
         self._waiting.put(None)
         self._thread.join()
 
-    # -- in the thread ------------------------------------------------------------------------------------------------
-
     def _work(self) -> None:
-        pending: Pending | None = self._waiting.get()
-        while pending is not None:
+        while (pending := self._waiting.get()) is not None:
             changes, elements = [pending], pending.elements
             while len(changes) < ROUND_CHANGES and elements < ROUND_ELEMENTS and not self._waiting.empty():
                 pending = self._waiting.get()
-                if pending is None:
+                if pending is None:  # this round first
+                    self._waiting.put(None)
                     break
                 changes.append(pending)
                 elements += pending.elements
             results = self._round(changes)
             self.metrics.rounds.observe(len(changes))
             self._loop.call_soon_threadsafe(self._answer, changes, results)
-            if pending is not None:
-                pending = self._waiting.get()
 
     def _round(self, pending: list[Pending]) -> Sequence[Changed | BaseException]:
         results: dict[int, Changed | BaseException] = {}

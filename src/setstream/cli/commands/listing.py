@@ -48,9 +48,7 @@ def tasks() -> None:
 
 
 @app.command()
-def models(
-    name: Annotated[str, typer.Argument(metavar="TASK", help="A task or package.module:Class.")] = "clustering",
-) -> None:
+def models(name: Annotated[str, typer.Argument(metavar="TASK", help="A task or package.module:Class.")] = "clustering") -> None:
     """List the models of a task."""
     task = json.loads(CATALOGUE.read_text()).get(name) or resolve_name("setstream.training.registry:describe_task")(name)
     rows = Table("model", "what it is", box=None)

@@ -95,9 +95,7 @@ def heatmap(
 
 
 @command(
-    "setstream.cli.slides:run_camelyon16",
-    group=group,
-    examples=["setstream slides camelyon16 camelyon16/ --out labels.csv"],
+    "setstream.cli.slides:run_camelyon16", group=group, examples=["setstream slides camelyon16 camelyon16/ --out labels.csv"]
 )
 def camelyon16(
     root: Annotated[Path, typer.Argument(help="The folder with training/ and testing/.")],

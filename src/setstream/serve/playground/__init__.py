@@ -5,7 +5,3 @@ session.py     one WebSocket: messages in, answers out
 clusters.py    the first tab: points, and the mixtures that models predict
 pictures.py    the second: pixels, and the images that models predict
 """
-
-from setstream.serve.playground.session import router
-
-__all__ = ["router"]

@@ -5,90 +5,106 @@ Three of them give one answer for any order and any chunks; the Set Transformer,
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, validate_call
 from torch import Tensor
 
-from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
-from setstream.serve.answers import as_json
-from setstream.serve.playground.messages import MOST_POINTS, Append, Compare, Draw, Message, Order, Put
-from setstream.serve.problems import BadMessage
+from setstream.serve.answers import BadMessage, as_json
 from setstream.tasks.clustering import DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends, stream_order
 
 MODELS = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")
+MOST_POINTS = 2048
 #: The smallest deviation of a colour: points that coincide would have an unbounded density.
 SMALLEST_SCALE = 0.05
 
+Number = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Points = Annotated[list[tuple[Number, Number]], Field(max_length=MOST_POINTS)]
+Labels = Annotated[list[Annotated[int, Field(ge=0, le=15)]], Field(max_length=MOST_POINTS)]
+Chunk = Annotated[list[Annotated[int, Field(ge=0, lt=MOST_POINTS)]], Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+
+load = cache(pretrained)
+
 
 class Clusters:
-    """One visitor's points and streams."""
+    """One visitor's points and streams. Public methods are messages; their parameters are the message's fields."""
 
     points: Tensor
     labels: Tensor
     truth: DiagonalMixture | None
 
     def __init__(self) -> None:
-        self.models = models()
-        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
+        self.models = {name: load(name) for name in MODELS}
+        self._clear()
 
-    def draw(self, message: Draw) -> dict[str, Any]:
-        """A new set, and how well the mixture that made it explains it."""
-        drawn = sample(1, message.points, generator=torch.Generator().manual_seed(message.seed))
+    @validate_call
+    def draw(self, seed: Seed = 0, points: Annotated[int, Field(ge=1, le=MOST_POINTS)] = 256) -> dict[str, Any]:
+        """Begin with a set from a random mixture; answers how well that mixture explains it."""
+        drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
         self._begin(drawn.points[0], drawn.labels[0], drawn.truth)
         return {"points": self.points.tolist(), "labels": self.labels.tolist()} | self._oracle()
 
-    def put(self, message: Put) -> dict[str, Any]:
-        """Add points to the set."""
-        if len(message.points) != len(message.labels):
-            raise BadMessage(f"every point has a label: got {len(message.points)} points and {len(message.labels)} labels")
-        if len(self.points) + len(message.points) > MOST_POINTS:
+    @validate_call
+    def put(self, points: Points, labels: Labels) -> dict[str, Any]:
+        """Add points to the set, each with a colour. They are not streamed yet."""
+        if len(points) != len(labels):
+            raise BadMessage(f"every point has a label: got {len(points)} points and {len(labels)} labels")
+        if len(self.points) + len(points) > MOST_POINTS:
             raise BadMessage(f"a set has at most {MOST_POINTS} points here")
-        self.points = torch.cat([self.points, torch.tensor(message.points).reshape(-1, 2)])
-        self.labels = torch.cat([self.labels, torch.tensor(message.labels, dtype=torch.long)])
+        self.points = torch.cat([self.points, torch.tensor(points).reshape(-1, 2)])
+        self.labels = torch.cat([self.labels, torch.tensor(labels, dtype=torch.long)])
         self.truth = None
         return self._oracle()
 
-    def clear(self, message: Message) -> dict[str, Any]:
+    @validate_call
+    def clear(self) -> dict[str, Any]:
         """Begin with an empty set."""
-        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
+        self._clear()
         return self._oracle()
 
-    def rewind(self, message: Message) -> dict[str, Any]:
+    @validate_call
+    def rewind(self) -> dict[str, Any]:
         """Begin the same set again, with nothing streamed."""
         self._begin(self.points, self.labels, self.truth)
         return {"count": 0}
 
-    def order(self, message: Order) -> dict[str, Any]:
-        """The positions of each chunk."""
+    @validate_call
+    def order(self, kind: str, seed: Seed = 0) -> dict[str, Any]:
+        """The positions of each chunk of the set in one of the streams."""
         self._need_points()
-        if message.kind not in STREAMS:
-            raise BadMessage(f"unknown stream {message.kind[:40]!r}: choose one of {', '.join(STREAMS)}")
-        chunks = stream_order(message.kind, self.labels, torch.Generator().manual_seed(message.seed))
+        if kind not in STREAMS:
+            raise BadMessage(f"unknown stream {kind[:40]!r}: choose one of {', '.join(STREAMS)}")
+        chunks = stream_order(kind, self.labels, torch.Generator().manual_seed(seed))
         return {"chunks": [chunk.tolist() for chunk in chunks]}
 
-    def append(self, message: Append) -> dict[str, Any]:
-        """Each model's prediction for all that has streamed in, and how well that explains the whole set."""
+    @validate_call
+    def append(self, chunks: Annotated[list[Chunk], Field(max_length=MOST_POINTS)]) -> dict[str, Any]:
+        """Stream chunks of the set; answers each model's prediction for all that has streamed in, and the whole set's NLL."""
         self._need_points()
-        if any(position >= len(self.points) for chunk in message.chunks for position in chunk):
+        if any(position >= len(self.points) for chunk in chunks for position in chunk):
             raise BadMessage(f"the set has {len(self.points)} points: positions end at {len(self.points) - 1}")
-        for chunk in message.chunks:
+        for chunk in chunks:
             for stream in self.streams.values():
                 stream.update(self.points[chunk].unsqueeze(0))
             self.count += len(chunk)
         predictions = {name: self._mixture(stream.predict()) for name, stream in self.streams.items()} if self.count else {}
         return {"count": self.count, "models": predictions}
 
-    def compare(self, message: Compare) -> Iterator[dict[str, Any]]:
+    @validate_call
+    def compare(self, seed: Seed = 0) -> Iterator[dict[str, Any]]:
         """For each model, where the four streams end, and by how much they disagree."""
         self._need_points()
-        points = self.points.unsqueeze(0)
         for name, model in self.models.items():
-            ends = stream_ends(model, self.points, self.labels, message.seed)
+            ends = stream_ends(model, self.points, self.labels, seed)
             predictions = {kind: self._mixture(end) for kind, end in ends.items()}
-            yield {"model": name, "streams": predictions, "disagreement": disagreement(ends, points)}
+            yield {"model": name, "streams": predictions, "disagreement": disagreement(ends, self.points.unsqueeze(0))}
+
+    def _clear(self) -> None:
+        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
 
     def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
         self.points, self.labels, self.truth, self.count = points, labels, truth, 0
@@ -105,12 +121,6 @@ class Clusters:
     def _need_points(self) -> None:
         if not len(self.points):
             raise BadMessage("the set is empty: draw one, or paint some points")
-
-
-@cache
-def models() -> dict[str, SetModel]:
-    """The four models, loaded for the first visitor."""
-    return {name: pretrained(name) for name in MODELS}
 
 
 def by_colour(points: Tensor, labels: Tensor) -> DiagonalMixture:

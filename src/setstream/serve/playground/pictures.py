@@ -1,47 +1,57 @@
 """Pixels that stream into an image, completed live; painted-over or erased pixels are subtracted from the state."""
 
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, validate_call
 from torch import Tensor
 
 from setstream.errors import PrecisionError
-from setstream.models.model import SetModel
 from setstream.models.stream import SetStream
 from setstream.pools.base import AVERAGE
-from setstream.serve.playground.messages import SIDE, Paint, Truth
-from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.pretrained import pretrained
 from setstream.tasks.completion.task import as_pixels, places
 
 MODELS = ("umbc+anchors", "umbc+set-transformer", "deepsets")
+SIDE = 32
+PIXELS = SIDE * SIDE
 
-Colour = tuple[int, int, int]
+Place = Annotated[int, Field(ge=0, lt=PIXELS)]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Byte, Byte, Byte]
+Painted = Annotated[tuple[tuple[Place, Byte, Byte, Byte], ...], Field(max_length=PIXELS)]
+Erased = Annotated[tuple[Place, ...], Field(max_length=PIXELS)]
+Whole = Annotated[list[Colour], Field(min_length=PIXELS, max_length=PIXELS)]
+
+load = cache(pretrained)
 
 
 class Picture:
-    """One visitor's pixels."""
-
-    truth: Tensor | None
-    known: dict[int, Colour]
+    """One visitor's pixels. Public methods are messages; their parameters are the message's fields."""
 
     def __init__(self) -> None:
-        self.models = models()
+        self.models = {name: load(name) for name in MODELS}
         self.grid = places(SIDE, SIDE)
-        self._begin()
+        self.picture()
 
-    def picture(self, message: Truth) -> dict[str, Any]:
-        """An empty picture."""
-        self._begin()
-        if message.colours is not None:
-            self.truth = as_pixels(torch.tensor(message.colours, dtype=torch.uint8).T.reshape(1, 3, SIDE, SIDE))
+    @validate_call
+    def picture(self, colours: Whole | None = None) -> dict[str, Any]:
+        """Begin a picture; with all of its colours, row by row, if they are known."""
+        pixels = None if colours is None else torch.tensor(colours, dtype=torch.uint8).T.reshape(1, 3, SIDE, SIDE)
+        self.truth = None if pixels is None else as_pixels(pixels)
+        self.known: dict[int, Colour] = {}
+        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
         return {"count": 0, "models": {}}
 
-    def paint(self, message: Paint) -> dict[str, Any]:
-        """The picture that each model predicts now: mean and uncertainty of every pixel."""
-        new = {place: (r, g, b) for place, r, g, b in message.pixels}
-        gone = {place: self.known.pop(place) for place in {*message.erase, *new} if place in self.known}
+    @validate_call
+    def paint(self, pixels: Painted = (), erase: Erased = ()) -> dict[str, Any]:
+        """Add pixels, place and colour, and remove others; answers mean and uncertainty of every pixel, by each model.
+
+        A pixel that is painted twice has the last colour.
+        """
+        new = {place: (r, g, b) for place, r, g, b in pixels}
+        gone = {place: self.known.pop(place) for place in {*erase, *new} if place in self.known}
         if gone:
             self.streams = {name: self._without(gone, name) for name in self.models}
         if new:
@@ -65,25 +75,14 @@ class Picture:
             stream.update(self._rows(self.known))
         return stream
 
-    def _begin(self) -> None:
-        self.truth = None
-        self.known = {}
-        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
-
     def _rows(self, pixels: dict[int, Colour]) -> Tensor:
         """Pixels as the models take them: place and colour (1, n, 5)."""
         return torch.cat([self.grid[list(pixels)], torch.tensor(list(pixels.values())) / 255], dim=1).unsqueeze(0)
 
     def _image(self, stream: SetStream) -> dict[str, Any]:
-        field: Field = stream.predict()
+        field = stream.predict()
         with torch.no_grad():
             pixels = field.at(self.grid.unsqueeze(0))
             nll = None if self.truth is None else float(field.nll(self.truth))
         mean = (pixels.mean[0].clamp(0, 1) * 255).round().int().flatten().tolist()
         return {"mean": mean, "scale": pixels.stddev[0].mean(-1).mul(1000).round().int().tolist(), "nll": nll}
-
-
-@cache
-def models() -> dict[str, SetModel]:
-    """The models, loaded for the first visitor."""
-    return {name: pretrained(name) for name in MODELS}
