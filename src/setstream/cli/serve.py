@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,31 +29,19 @@ def run_serve(
     max_body: int,
     max_elements: int,
     max_sets: int,
-    connections: int,
-    grace: int,
     threads: int,
     chunks: str | None,
     device: str,
-    log_level: str,
+    **running: Any,
 ) -> None:
-    """Open the model and the store, and serve them; the log goes to the standard error."""
+    """Open the model and the store, and serve them; `running` are options of `make_server`. The log goes to standard error."""
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
     if not local and not tokens:
-        error_console.print(
-            f"[yellow]no tokens:[/yellow] every client that can reach {host} may read and change all sets. "
-            f"Set {TOKEN_VARIABLE} or give --token-file.",
-            soft_wrap=True,
-            highlight=False,
-        )
-    options = Options(
-        tokens=tokens,
-        hosts=(*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or [])),
-        max_body=max_body,
-        max_elements=max_elements,
-        max_sets=max_sets,
-        max_waiting=max(16 * max_body, 256 * 2**20),
-    )
+        warning = f"every client that can reach {host} may read and change all sets. Set {TOKEN_VARIABLE} or give --token-file."
+        error_console.print(f"[yellow]no tokens:[/yellow] {warning}", soft_wrap=True, highlight=False)
+    hosts = (*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or []))
+    options = Options(tokens, hosts, max_body, max_elements, max_sets, max_waiting=max(16 * max_body, 256 * 2**20))
     torch.set_num_threads(threads)
     network = open_model(model, builder, trust or []).to(choose_device(device))
     with listen(host, port) as socket:
@@ -67,8 +56,7 @@ def run_serve(
         # Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load;
         # Python's default of 5 ms would be added to every step of every request.
         sys.setswitchinterval(0.0005)
-        limits = {"connections": connections, "grace": grace}
-        make_server(opened, options, name=model, host=host, log_level=log_level, ready=ready, **limits).run([socket])
+        make_server(opened, options, name=model, host=host, ready=ready, **running).run([socket])
 
 
 def states_of(model: str) -> str:

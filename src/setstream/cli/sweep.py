@@ -35,8 +35,7 @@ from rich.table import Table
 
 from setstream._utils.atomic import write_atomically
 from setstream.cli.command import console
-from setstream.cli.options import merge
-from setstream.cli.train import INTERRUPTED
+from setstream.cli.train import INTERRUPTED, merge
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.record import read_metrics

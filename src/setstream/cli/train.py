@@ -1,7 +1,8 @@
-"""`setstream train`, `setstream evaluate` and `setstream crossval`."""
+"""`setstream train`, `evaluate` and `crossval`, and how flags and files become the options of a run."""
 
 import dataclasses
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,54 @@ from rich.progress import Progress
 from rich.table import Table
 
 from setstream.cli.command import console
-from setstream.cli.options import assignments, build_config, merge
 from setstream.errors import ConfigurationError
 from setstream.training import Trainer
+from setstream.training.config import TrainConfig, read_options
 from setstream.training.crossval import cross_validate, summarise
 from setstream.training.processes import choose_device
 from setstream.training.registry import SavedRun, build_task, read_run
 
 INTERRUPTED = 130
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` on top; mappings are merged, not replaced."""
+    merged = dict(base)
+    for name, value in changes.items():
+        before = merged.get(name)
+        merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def assignments(pairs: list[str]) -> dict[str, Any]:
+    """Options from NAME=VALUE, where a value is JSON or a text; `task.NAME` and `model.NAME` go to the task and the model.
+
+    >>> assignments(["lr=0.01", "amp=true", "model.num_slots=16", "model.slots=learned"])
+    {'lr': 0.01, 'amp': True, 'model_options': {'num_slots': 16, 'slots': 'learned'}}
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"an option is NAME=VALUE, like lr=0.001 or model.num_slots=16; got {pair!r}")
+        value: Any = text
+        with suppress(json.JSONDecodeError):
+            value = json.loads(text)
+        owner, dot, inner = name.partition(".")
+        if not dot:
+            options[name] = value
+        elif owner in ("task", "model"):
+            options.setdefault(f"{owner}_options", {})[inner] = value
+        else:
+            raise ConfigurationError(f"options with a dot begin with task. or model.; got {name!r}")
+    return options
+
+
+def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> TrainConfig:
+    """The options of a run: those of the file, then flags, then assignments."""
+    options = read_options(file) if file is not None else {}
+    options = merge(options, {name: value for name, value in flags.items() if value is not None})
+    return TrainConfig.from_dict(merge(options, assignments(pairs)))
 
 
 def run_train(out: Path | None, config: Path | None, option: list[str] | None, resume: bool, **flags: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from setstream.cli.command import app, console
 from setstream.errors import ConfigurationError
@@ -25,8 +26,8 @@ CATALOGUE = Path(__file__).with_name("catalogue.json")
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="pooling, step, memory, variance, io, scale, ...: a script in the folder.")],
-    folder: Annotated[Path, typer.Option(help="The folder of benchmarks in a checkout of setstream.")] = Path("benchmarks"),
+    name: Annotated[str, Argument(help="pooling, step, memory, variance, io, scale, ...: a script in the folder.")],
+    folder: Annotated[Path, Option(help="The folder of benchmarks in a checkout of setstream.")] = Path("benchmarks"),
 ) -> None:
     """Run one of the benchmarks; further options are passed to it."""
     script = folder / f"{name}.py"
@@ -48,7 +49,7 @@ def tasks() -> None:
 
 
 @app.command()
-def models(name: Annotated[str, typer.Argument(metavar="TASK", help="A task or package.module:Class.")] = "clustering") -> None:
+def models(name: Annotated[str, Argument(metavar="TASK", help="A task or package.module:Class.")] = "clustering") -> None:
     """List the models of a task."""
     task = json.loads(CATALOGUE.read_text()).get(name) or resolve_name("setstream.training.registry:describe_task")(name)
     rows = Table("model", "what it is", box=None)
