@@ -12,10 +12,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 
 #: Seconds without a write after which a hidden file counts as left over, from any machine.
@@ -110,11 +110,11 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
     with (folder / ".lock").open("a") as file:
         try:
             if os.name == "nt":
-                msvcrt = import_module("msvcrt")
+                msvcrt = need("msvcrt")
                 file.seek(0)
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
             else:
-                fcntl = import_module("fcntl")
+                fcntl = need("fcntl")
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigurationError(f"{folder}: another process is {doing} in this folder") from error

@@ -8,7 +8,7 @@ The work gets the flags as keyword arguments of the same names. Its module is im
 torch takes seconds to import, and `--help` does not need it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,12 +16,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from typer import Argument, Option
 
 from setstream._utils.optional import need
 
-console = Console()
-error_console = Console(stderr=True)
+console, error_console = Console(highlight=False), Console(highlight=False, stderr=True)
 # Flags that several commands share.
 Config = Annotated[Path | None, Option(help="Options in a TOML, YAML or JSON file; flags take precedence.")]
 Options = Annotated[
@@ -37,27 +38,32 @@ Trust = Annotated[
 AverageChunks = Annotated[
     str | None, Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error.")
 ]
-
 #: The import path of each command's work.
 WORK: dict[Callable[..., None], str] = {}
-
-
 SUMMARY = "Encode sets of any size, in any chunks, to the same answer; train through all of it in constant memory."
 STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "add_completion": False}
 app = typer.Typer(name="setstream", help=SUMMARY, pretty_exceptions_enable=False, **STYLE)
 
 
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> None:
+    """Print rows of texts below the names of their columns."""
+    table = Table(*columns, box=None, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_skipped(problem: str) -> None:
+    """Say that something was left out, and why."""
+    console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True)
+
+
 def command(
     work: str, *examples: str, group: typer.Typer = app, needs: tuple[str, ...] = (), note: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command.
+    """Declare a command: `work` is called with its flags; `examples` and `note` end its help.
 
-    Args:
-        work: `package.module:function` that is called with the flags.
-        examples: command lines for the end of its help.
-        group: the group that the command belongs to.
-        needs: an extra, followed by its libraries that the module of the work imports.
-        note: a sentence below the examples.
+    `needs` is an extra, followed by its libraries that the module of the work imports.
     """
     title = "[bold]Examples[/bold]" if len(examples) > 1 else "[bold]Example[/bold]"
     epilog = "\n\n".join([title, *examples, *([note] if note else [])])

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 import torch
-from rich.table import Table
 
-from setstream.cli.command import console
+from setstream.cli.command import console, print_table
 from setstream.report import write_report
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, pretrained, sample
@@ -19,7 +18,7 @@ def run_report(folders: list[Path], out: Path, figures: Path | None, trust: list
     """Write a page about finished runs."""
     with console.status("drawing"):
         runs = write_report(folders, out, figures, trust or [])
-    console.print(f"{len(runs)} runs: {out}", highlight=False)
+    console.print(f"{len(runs)} runs: {out}")
 
 
 def run_demo(out: Path, seed: int, points: int) -> None:
@@ -30,17 +29,14 @@ def run_demo(out: Path, seed: int, points: int) -> None:
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points, one set, when all have arrived"
     answers = [stream_ends(model, drawn.points[0], drawn.labels[0]) for model in models.values()]
-    rows = Table("points arrive", *models, box=None, title=title)
-    for kind, words in STREAMS.items():
-        rows.add_row(words, *(f"{float(ends[kind].nll(drawn.points)):.3f}" for ends in answers))
-    rows.add_row("disagreement", *(f"{disagreement(ends, drawn.points):.1e}" for ends in answers))
-    console.print(rows)
+    rows = [[words, *(f"{float(ends[kind].nll(drawn.points)):.3f}" for ends in answers)] for kind, words in STREAMS.items()]
+    rows.append(["disagreement", *(f"{disagreement(ends, drawn.points):.1e}" for ends in answers)])
+    print_table(("points arrive", *models), rows, title)
     console.print(
         f"the oracle, which knows the true mixture: {float(drawn.oracle()):.3f}\n\n"
         "NLL: negative log-likelihood of the points under the clusters that a model predicts; lower is better.\n"
         "Disagreement: by how much the four answers differ about a point; 0: the order does not matter.\n"
         "A Set Transformer needs its whole set. Given pieces, its answers are averaged, and the mean depends on the pieces.\n",
-        highlight=False,
     )
     page = Page("One set, four streams")
     with console.status("drawing figure and animation"):
@@ -51,13 +47,11 @@ def run_demo(out: Path, seed: int, points: int) -> None:
         task = Clustering(test_sets=200)
         scores = {name: task.evaluate(model) for name, model in models.items()}
     tests = [[name, *(f"{scores[name].get(key, float('nan')):.3f}" for key in ("nll", "oracle", "gap"))] for name in models]
-    page.section("On 200 sets of 1,024 points, in chunks of 8")
-    page.table(["model", "NLL", "oracle", "gap"], tests)
+    columns, title = ["model", "NLL", "oracle", "gap"], "200 sets of 1,024 points, in chunks of 8"
+    page.section(f"On {title}")
+    page.table(columns, tests)
     page.write(out / "report.html")
-    summary = Table("model", "NLL", "oracle", "gap", box=None, title="200 sets of 1,024 points, in chunks of 8")
-    for row in tests:
-        summary.add_row(*row)
-    console.print(summary)
-    console.print("gap: how far a model is from the oracle\n", highlight=False)
+    print_table(columns, tests, title)
+    console.print("gap: how far a model is from the oracle\n")
     for what, file in (("figure", "streams.png"), ("animation", "streams.gif"), ("report", "report.html")):
-        console.print(f"{what:10s} {out / file}", highlight=False)
+        console.print(f"{what:10s} {out / file}")

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def run_serve(
     local = is_loopback(host)
     if not local and not tokens:
         warning = f"every client that can reach {host} may read and change all sets. Set {TOKEN_VARIABLE} or give --token-file."
-        error_console.print(f"[yellow]no tokens:[/yellow] {warning}", soft_wrap=True, highlight=False)
+        error_console.print(f"[yellow]no tokens:[/yellow] {warning}", soft_wrap=True)
     hosts = (*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or []))
     options = Options(tokens, hosts, max_body, max_elements, max_sets, max_waiting=max(16 * max_body, 256 * 2**20))
     torch.set_num_threads(threads)
@@ -49,10 +50,7 @@ def run_serve(
             opened = StateStore(states or states_of(model), network, chunks=chunks)
         except MismatchError as error:  # its message holds no password
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
-
-        def ready(url: str) -> None:
-            console.print(f"{model} at {url}   (Ctrl-C stops it)", markup=False, highlight=False, soft_wrap=True)
-
+        ready = partial(console.print, model, "at", end="   (Ctrl-C stops it)\n", markup=False, soft_wrap=True)
         # Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load;
         # Python's default of 5 ms would be added to every step of every request.
         sys.setswitchinterval(0.0005)

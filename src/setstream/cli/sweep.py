@@ -57,8 +57,7 @@ class Run:
         """Whether it is finished, with these options."""
         if not (self.folder / "result.json").exists():
             return False
-        changed = self.config.changed_since(read_options(self.folder / "config.json"))
-        if changed:
+        if changed := self.config.changed_since(read_options(self.folder / "config.json")):
             raise ConfigurationError(
                 f"{self.folder} holds a finished run with other {', '.join(changed)}: give this run another name, or move it"
             )
@@ -90,8 +89,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
         name, after = table.pop("name"), table.pop("after", [])
         if name in runs:
             raise ConfigurationError(f"the names of runs must differ: {name!r} is given twice")
-        unknown = set(after) - set(runs)
-        if unknown:
+        if unknown := set(after) - set(runs):
             raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that are defined above it")
         config = filled(merge(options.get("defaults", {}), table), {"out": str(out)})
         runs[name] = Run(name, TrainConfig.from_dict(config), out / name, after)
@@ -117,9 +115,7 @@ def filled(template: Any, values: dict[str, Any]) -> Any:
         return {name: filled(option, values) for name, option in template.items()}
     if isinstance(template, list):
         return [filled(option, values) for option in template]
-    if not isinstance(template, str):
-        return template
-    for name, value in values.items():
+    for name, value in values.items() if isinstance(template, str) else ():
         if template == f"{{{name}}}":
             return value
         template = template.replace(f"{{{name}}}", str(value))
@@ -187,7 +183,5 @@ def run_sweep(file: Path, out: Path, jobs: int, threads: int) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if signals:
-        raise typer.Exit(INTERRUPTED)
-    if any(run.failed for run in runs):
-        raise typer.Exit(1)
+    if signals or any(run.failed for run in runs):
+        raise typer.Exit(INTERRUPTED if signals else 1)

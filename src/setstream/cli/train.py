@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import typer
 from rich.progress import Progress
-from rich.table import Table
 
-from setstream.cli.command import console
+from setstream.cli.command import console, print_table
 from setstream.errors import ConfigurationError
 from setstream.training import Trainer
 from setstream.training.config import TrainConfig, read_options
@@ -69,7 +68,7 @@ def run_train(out: Path | None, config: Path | None, option: list[str] | None, r
     trainer = Trainer(build_task(options), options, out or Path("runs") / name)
     result = trainer.run(resume=resume)
     trainer.processes.leave()
-    console.print(f"run folder: {result.folder}", highlight=False)
+    console.print(f"run folder: {result.folder}")
     if not result.done:
         raise typer.Exit(INTERRUPTED)
 
@@ -88,11 +87,8 @@ def run_evaluate(folder: Path, option: list[str] | None, device: str, as_json: b
         metrics = task.evaluate(model)
     if as_json:
         print(json.dumps(metrics))
-        return
-    rows = Table("metric", "value", box=None)
-    for name, value in metrics.items():
-        rows.add_row(name, f"{value:.5f}")
-    console.print(rows)
+    else:
+        print_table(("metric", "value"), [(name, f"{value:.5f}") for name, value in metrics.items()])
 
 
 def run_crossval(
@@ -105,8 +101,8 @@ def run_crossval(
         scores = cross_validate(
             options, build_task, out, folds=folds, repeats=repeats, progress=lambda done: bar.update(row, completed=done)
         )
-    rows = Table("metric", "mean", "± over repeats", "95 % interval", box=None)
-    for name, score in summarise(scores, repeats).items():
-        interval = f"{score['low']:.4f} .. {score['high']:.4f}"
-        rows.add_row(name, f"{score['mean']:.4f}", f"{score['over_repeats']:.4f}", interval)
-    console.print(rows)
+    rows = [
+        (name, f"{score['mean']:.4f}", f"{score['over_repeats']:.4f}", f"{score['low']:.4f} .. {score['high']:.4f}")
+        for name, score in summarise(scores, repeats).items()
+    ]
+    print_table(("metric", "mean", "± over repeats", "95 % interval"), rows)

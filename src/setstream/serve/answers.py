@@ -24,10 +24,6 @@ class TooManyElements(SetstreamError, ValueError):
     """More elements, or larger counts, than a request may have."""
 
 
-class BadMessage(SetstreamError, ValueError):
-    """An invalid message to the playground."""
-
-
 # The first match counts. Errors that are not listed are invalid input: 422.
 STATUS: dict[type[SetstreamError], int] = {TooManyElements: 413, UnknownSetError: 404, StoreFullError: 403, StoreError: 503}
 STATUS |= {MismatchError: 409, ConsistencyError: 409}

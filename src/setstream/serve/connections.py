@@ -51,9 +51,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, guard: Guard, queues: Sequence[OrderedDict[Connection, float]], *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
         self.options, self.metrics, self.queues = guard.options, guard.metrics, queues
-        self.most = self.limit_concurrency or 0
-        self.limit_concurrency = None
-        self.url = b""
+        self.most, self.limit_concurrency, self.url = self.limit_concurrency or 0, None, b""
         self.head: int | None = None  # bytes of a request's headers so far; None: no request has begun, or its headers are here
         self.body_comes = self.served = self.deaf = False
         self.refusal = (400, "this is not an HTTP request")
@@ -66,11 +64,9 @@ class Connection(HttpToolsProtocol):
             other.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_late, reason)
         if queue is not None:
             self.queues[queue][self] = self.loop.time()
-        if seconds is not None:
-            self._deadline = self.loop.call_later(seconds, self._too_late, reason)
 
     def _wait_for_request(self, idle: bool = False) -> None:
         """Wait for the headers of a request that has begun or must come soon; `idle`: for one that may come later."""
@@ -92,8 +88,8 @@ class Connection(HttpToolsProtocol):
     def refuse(self, status: int, detail: str) -> None:
         """Answer an invalid request, and close: not at once, as unread bytes would cancel the answer."""
         body = json.dumps({"detail": detail}).encode()
-        head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
-        self.transport.write(b"".join([*head, b"content-length: %d\r\n\r\n" % len(body), body]))
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
         logger.info("refused", extra={"facts": {"status": status, "problem": detail}})
         self.metrics.requests.labels("other", "other", str(status)).inc()
         self.deaf = True
@@ -141,7 +137,6 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
-            self._unread = None
         super().resume_writing()
 
     # -- what the parser calls ----------------------------------------------------------------------------------------
@@ -179,10 +174,8 @@ class Connection(HttpToolsProtocol):
             self._wait()
         elif self.body_comes:
             self._wait(BODIES, DRAIN, "refused")
-        elif self.head is not None:
-            self._wait_for_request()
         else:
-            self._wait_for_request(idle=True)
+            self._wait_for_request(idle=self.head is None)
 
     def handle_websocket_upgrade(self) -> None:
         """Accept a WebSocket, if fewer than half of the connections are WebSockets."""

@@ -28,12 +28,8 @@ ONCE = ("host", "authorization", "content-type", "content-length", "origin", "se
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
 POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-BROWSER_HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-)
+BROWSER_HEADERS = Headers({"content-security-policy": POLICY, "x-content-type-options": "nosniff"}).raw
+BROWSER_HEADERS += Headers({"referrer-policy": "no-referrer", "cache-control": "no-store"}).raw
 BEARER_PROTOCOL = "bearer."
 
 
@@ -108,7 +104,6 @@ class _Exchange:
         client_id = Headers(scope=scope).get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         self.began = time.perf_counter()
-        self.since = asyncio.get_running_loop().time()
         self.status, self.size, self.whole = 0, 0, scope["type"] == "websocket"
         scope.setdefault("state", {})
 
@@ -119,7 +114,7 @@ class _Exchange:
         options = self.guard.options
         seconds = min(options.body_seconds, BODY_START + self.size / options.body_rate)
         try:
-            async with asyncio.timeout_at(self.since + seconds):
+            async with asyncio.timeout(self.began + seconds - time.perf_counter()):
                 message = await self._receive()
         except TimeoutError:
             slow = f"the body took too long to arrive: {self.size} bytes in {seconds:.1f} s"
@@ -170,6 +165,5 @@ class _Exchange:
             metrics.seconds.labels(shown, route).observe(seconds)
         facts: dict[str, Any] = {"request": self.id, "method": method, "path": scope["path"][:300], "status": self.status}
         facts |= {"milliseconds": round(1000 * seconds, 2), "bytes": self.size}
-        if "problem" in scope["state"]:
-            facts["problem"] = scope["state"]["problem"]
+        facts |= {name: value for name, value in scope["state"].items() if name == "problem"}
         logger.info("request", extra={"facts": facts})

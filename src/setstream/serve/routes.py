@@ -68,6 +68,9 @@ EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
 ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: {"schema": BINARY}, ARROW: {"schema": BINARY}}
 MERGE_BYTES = 2**12  # of a body that names a set
 MERGE = {JSON: {"schema": answers.MergeFrom.model_json_schema()}}
+Answer = dict[int | str, dict[str, Any]]
+STATE_ANSWER: Answer = {200: {"content": {STATE: {"schema": BINARY}}, "description": "A safetensors file."}}
+METRICS_ANSWER: Answer = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}}
 STATE_BODY = body_of(**{STATE: {"schema": BINARY}})
 
 
@@ -169,11 +172,7 @@ async def _until_gone(socket: WebSocket) -> None:
         pass
 
 
-@router.get(
-    "/sets/{id}/state",
-    response_class=Response,
-    responses=problems(404, 422, 503) | {200: {"content": {STATE: {"schema": BINARY}}, "description": "A safetensors file."}},
-)
+@router.get("/sets/{id}/state", response_class=Response, responses=problems(404, 422, 503) | STATE_ANSWER)
 async def download_state(id: Id, service: Served) -> Response:
     """The state of a set, for State.from_bytes, another server, or an archive."""
     return Response(await service.run_in_reader(service.store.get_bytes, id), media_type=STATE)
@@ -200,11 +199,7 @@ async def health(service: Served) -> answers.Health:
     return answers.Health(status="ok")
 
 
-@router.get(
-    "/metrics",
-    response_class=Response,
-    responses=problems() | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}},
-)
+@router.get("/metrics", response_class=Response, responses=problems() | METRICS_ANSWER)
 async def metrics(service: Served) -> Response:
     """Counters for Prometheus."""
     service.metrics.sets.set(service.writer.sets)

@@ -115,8 +115,7 @@ class Service:
         try:
             count = await self.writer.submit(id, elements)
         except ShapeError as error:
-            width = self.store.encoder.width()
-            if width is None:
+            if (width := self.store.encoder.width()) is None:
                 raise
             shape = f"lists of shape {tuple(elements.shape[1:])}" if elements.dim() > 1 else "single numbers"
             raise DataError(f"each element must be {width} numbers, as in [[...], [...]]; got {shape}") from error
@@ -137,8 +136,7 @@ class Service:
     async def check_store(self) -> None:
         """Raise StoreError unless the store answers soon. One query at a time, in a thread that does nothing else."""
         if self._checking is None or self._checking.done():
-            loop = asyncio.get_running_loop()
-            self._checking = loop.run_in_executor(self._health, self.store.rows.query, "SELECT 1")
+            self._checking = asyncio.wrap_future(self._health.submit(self.store.rows.query, "SELECT 1"))
         checking = self._checking
         done, _ = await asyncio.wait({checking}, timeout=PULSE)
         if not done:

@@ -12,7 +12,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,19 +26,14 @@ from setstream.stores.store import Change, Changed, StateStore
 ROUND_CHANGES, ROUND_ELEMENTS = 256, 2**16
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(NamedTuple):
     """A change that waits: elements to encode, a state, or the id of another set."""
 
     id: str
     part: Tensor | State | str
     replace: bool
     future: asyncio.Future[int]
-
-    @property
-    def elements(self) -> int:
-        """How many elements it has to encode."""
-        return len(self.part) if isinstance(self.part, Tensor) else 0
+    elements: int  # that it has to encode
 
 
 class Writer:
@@ -56,7 +51,7 @@ class Writer:
     async def submit(self, id: str, part: Tensor | State | str, replace: bool = False) -> int:
         """Make a change; returns the set's count when it is committed."""
         future: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.put(Pending(id, part, replace, future))
+        self._waiting.put(Pending(id, part, replace, future, len(part) if isinstance(part, Tensor) else 0))
         return await future
 
     def count_sets(self, change: int) -> None:
@@ -104,17 +99,14 @@ class Writer:
             return [results.get(place, error) for place in range(len(pending))]
 
     def _answer(self, pending: list[Pending], results: Sequence[Changed | BaseException]) -> None:
-        committed = []
         for change, result in zip(pending, results, strict=True):
-            if isinstance(result, Changed):
-                committed.append(change.id)
             if change.future.done():  # its client left; the change is still made
                 continue
             if isinstance(result, Changed):
                 change.future.set_result(result.count)
             else:
                 change.future.set_exception(result)
-        self.changed(committed)
+        self.changed([change.id for change, result in zip(pending, results, strict=True) if isinstance(result, Changed)])
 
 
 def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:

@@ -11,8 +11,9 @@ import torch
 from pydantic import Field, validate_call
 from torch import Tensor
 
+from setstream.errors import DataError
 from setstream.pools.base import AVERAGE
-from setstream.serve.answers import BadMessage, as_json
+from setstream.serve.answers import as_json
 from setstream.tasks.clustering import DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends, stream_order
 
@@ -33,13 +34,16 @@ load = cache(pretrained)
 class Clusters:
     """One visitor's points and streams. Public methods are messages; their parameters are the message's fields."""
 
-    points: Tensor
-    labels: Tensor
-    truth: DiagonalMixture | None
-
     def __init__(self) -> None:
         self.models = {name: load(name) for name in MODELS}
         self._clear()
+
+    def _clear(self) -> None:
+        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
+
+    def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
+        self.points, self.labels, self.truth, self.count = points, labels, truth, 0
+        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
 
     @validate_call
     def draw(self, seed: Seed = 0, points: Annotated[int, Field(ge=1, le=MOST_POINTS)] = 256) -> dict[str, Any]:
@@ -52,9 +56,9 @@ class Clusters:
     def put(self, points: Points, labels: Labels) -> dict[str, Any]:
         """Add points to the set, each with a colour. They are not streamed yet."""
         if len(points) != len(labels):
-            raise BadMessage(f"every point has a label: got {len(points)} points and {len(labels)} labels")
+            raise DataError(f"every point has a label: got {len(points)} points and {len(labels)} labels")
         if len(self.points) + len(points) > MOST_POINTS:
-            raise BadMessage(f"a set has at most {MOST_POINTS} points here")
+            raise DataError(f"a set has at most {MOST_POINTS} points here")
         self.points = torch.cat([self.points, torch.tensor(points).reshape(-1, 2)])
         self.labels = torch.cat([self.labels, torch.tensor(labels, dtype=torch.long)])
         self.truth = None
@@ -77,7 +81,7 @@ class Clusters:
         """The positions of each chunk of the set in one of the streams."""
         self._need_points()
         if kind not in STREAMS:
-            raise BadMessage(f"unknown stream {kind[:40]!r}: choose one of {', '.join(STREAMS)}")
+            raise DataError(f"unknown stream {kind[:40]!r}: choose one of {', '.join(STREAMS)}")
         chunks = stream_order(kind, self.labels, torch.Generator().manual_seed(seed))
         return {"chunks": [chunk.tolist() for chunk in chunks]}
 
@@ -86,7 +90,7 @@ class Clusters:
         """Stream chunks of the set; answers each model's prediction for all that has streamed in, and the whole set's NLL."""
         self._need_points()
         if any(position >= len(self.points) for chunk in chunks for position in chunk):
-            raise BadMessage(f"the set has {len(self.points)} points: positions end at {len(self.points) - 1}")
+            raise DataError(f"the set has {len(self.points)} points: positions end at {len(self.points) - 1}")
         for chunk in chunks:
             for stream in self.streams.values():
                 stream.update(self.points[chunk].unsqueeze(0))
@@ -103,13 +107,6 @@ class Clusters:
             predictions = {kind: self._mixture(end) for kind, end in ends.items()}
             yield {"model": name, "streams": predictions, "disagreement": disagreement(ends, self.points.unsqueeze(0))}
 
-    def _clear(self) -> None:
-        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
-
-    def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
-        self.points, self.labels, self.truth, self.count = points, labels, truth, 0
-        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
-
     def _mixture(self, mixture: DiagonalMixture) -> dict[str, Any]:
         return {"nll": float(mixture.nll(self.points.unsqueeze(0))), "mixture": as_json(mixture)}
 
@@ -120,7 +117,7 @@ class Clusters:
 
     def _need_points(self) -> None:
         if not len(self.points):
-            raise BadMessage("the set is empty: draw one, or paint some points")
+            raise DataError("the set is empty: draw one, or paint some points")
 
 
 def by_colour(points: Tensor, labels: Tensor) -> DiagonalMixture:

@@ -1,5 +1,6 @@
 """Pixels that stream into an image, completed live; painted-over or erased pixels are subtracted from the state."""
 
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any
 
@@ -64,12 +65,10 @@ class Picture:
     def _without(self, gone: dict[int, Colour], name: str) -> SetStream:
         """A model's stream that has not seen these pixels."""
         stream = self.streams[name]
-        try:
+        with suppress(PrecisionError):  # if they had almost all of the weight, encode the rest anew
             if self.known:
                 stream.remove(self._rows(gone))
                 return stream
-        except PrecisionError:  # they had almost all of the weight: encode the rest anew
-            pass
         stream = self.models[name].stream(chunks=AVERAGE)
         if self.known:
             stream.update(self._rows(self.known))

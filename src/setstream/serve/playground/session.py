@@ -13,8 +13,8 @@ from typing import Any
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from setstream.errors import SetstreamError
-from setstream.serve.answers import BadMessage, message_of, validation_message
+from setstream.errors import DataError, SetstreamError
+from setstream.serve.answers import message_of, validation_message
 from setstream.serve.playground.clusters import Clusters
 from setstream.serve.playground.pictures import Picture
 from setstream.serve.service import Service, accept
@@ -50,7 +50,7 @@ class Session:
             envelope = Envelope.model_validate_json(text)
             ask = envelope.ask
             if envelope.do not in TABS:
-                raise BadMessage(f"unknown verb {envelope.do[:40]!r}: expected one of {', '.join(TABS)}")
+                raise DataError(f"unknown verb {envelope.do[:40]!r}: expected one of {', '.join(TABS)}")
             kind = TABS[envelope.do]
             if kind not in self._tabs:
                 self._tabs[kind] = kind()
