@@ -11,10 +11,8 @@ from rich.markup import escape
 
 from setstream import __version__
 from setstream.cli.command import app, console, error_console
-from setstream.cli.commands import main, slides
+from setstream.cli.commands import main, slides  # noqa: F401  (they declare the commands)
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
-
-__all__ = ["app", "main", "run", "slides"]
 
 
 def run() -> None:

@@ -61,10 +61,7 @@ def print_skipped(problem: str) -> None:
 def command(
     work: str, *examples: str, group: typer.Typer = app, needs: tuple[str, ...] = (), note: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command: `work` is called with its flags; `examples` and `note` end its help.
-
-    `needs` is an extra, followed by its libraries that the module of the work imports.
-    """
+    """Declare a command: `examples` and `note` end its help; `needs` is an extra, then its libraries that the work imports."""
     title = "[bold]Examples[/bold]" if len(examples) > 1 else "[bold]Example[/bold]"
     epilog = "\n\n".join([title, *examples, *([note] if note else [])])
 

@@ -113,8 +113,7 @@ def run_heatmap(
     columns: dict[str, Any] = {"x": grid.coords[:, 0], "y": grid.coords[:, 1]}
     columns |= {name: values.double().numpy() for name, values in scores.elements.items()}
     write_table(out / f"{slide.stem}.{table}", columns, grid.attributes() | {"probability": scores.probability})
-    files = f"{out / slide.stem}.png, .{table}"
-    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {files}", soft_wrap=True)
+    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .{table}", soft_wrap=True)
 
 
 def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:
@@ -140,7 +139,6 @@ def run_camelyon16(root: Path, out: Path, features_in: Path | None, whole: bool)
     """Write labels and splits."""
     splits = wsi.camelyon16(root, features_in, whole=whole)
     rows = [f"{source.id},{source.label},{split}" for split, data in splits.items() for source in data]
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, "\n".join(["slide_id,label,split", *rows]) + "\n")
     counts = ", ".join(f"{len(data)} {split} ({sum(data.labels)} with a tumour)" for split, data in splits.items())
     console.print(f"{counts}: {out}", soft_wrap=True)

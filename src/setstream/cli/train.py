@@ -23,11 +23,8 @@ INTERRUPTED = 130
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`base` with `changes` on top; mappings are merged, not replaced."""
-    merged = dict(base)
-    for name, value in changes.items():
-        before = merged.get(name)
-        merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return merged
+    both = {name for name in changes if isinstance(base.get(name), dict) and isinstance(changes[name], dict)}
+    return base | changes | {name: merge(base[name], changes[name]) for name in both}
 
 
 def assignments(pairs: list[str]) -> dict[str, Any]:
@@ -56,8 +53,7 @@ def assignments(pairs: list[str]) -> dict[str, Any]:
 
 def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> TrainConfig:
     """The options of a run: those of the file, then flags, then assignments."""
-    options = read_options(file) if file is not None else {}
-    options = merge(options, {name: value for name, value in flags.items() if value is not None})
+    options = merge(read_options(file) if file else {}, {name: value for name, value in flags.items() if value is not None})
     return TrainConfig.from_dict(merge(options, assignments(pairs)))
 
 
@@ -76,15 +72,13 @@ def run_train(out: Path | None, config: Path | None, option: list[str] | None, r
 def run_evaluate(folder: Path, option: list[str] | None, device: str, as_json: bool, trust: list[str] | None) -> None:
     """Evaluate the model of a run, perhaps on other data of the same task."""
     config = read_run(folder)
-    changes = assignments(option or [])
-    if set(changes) - {"task_options"}:
+    if set(changes := assignments(option or [])) - {"task_options"}:
         raise ConfigurationError(f"evaluate changes options of the task only (task.NAME=VALUE); got {sorted(changes)}")
     config = dataclasses.replace(config, task_options=merge(config.task_options, changes.get("task_options", {})))
     run = SavedRun(folder, config, trust or [])
     task = run.task()
-    model = run.model(task).to(choose_device(device))
     with torch.no_grad():
-        metrics = task.evaluate(model)
+        metrics = task.evaluate(run.model(task).to(choose_device(device)))
     if as_json:
         print(json.dumps(metrics))
     else:

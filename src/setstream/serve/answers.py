@@ -141,7 +141,7 @@ def _sendable(text: str) -> str:
     return text[:MOST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
-async def answer_error(request: Request, error: Exception) -> JSONResponse:
+async def on_error(request: Request, error: Exception) -> JSONResponse:
     """Turn an error of a route into an answer."""
     if isinstance(error, HTTPException):
         return problem(error.status_code, str(error.detail), dict(error.headers or {}))
@@ -156,3 +156,6 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
         request.state.problem = str(error)
         return problem(503, "the store of states cannot be reached, or is busy: try again", {"Retry-After": "1"})
     return problem(status, message_of(error))
+
+
+HANDLERS: Any = dict.fromkeys((SetstreamError, RequestValidationError, ClientDisconnect, HTTPException, Exception), on_error)

@@ -4,7 +4,11 @@ SIGTERM or Ctrl-C lets requests finish, closes the store, and ends the server.
 """
 
 import errno
+import json
+import logging
 import mimetypes
+import sys
+import time
 from asyncio import Protocol
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -17,16 +21,12 @@ from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from setstream import __version__
-from setstream.errors import ConfigurationError, SetstreamError
-from setstream.serve.answers import answer_error
+from setstream.errors import ConfigurationError
+from setstream.serve.answers import HANDLERS
 from setstream.serve.connections import Connection
-from setstream.serve.guard import Guard
-from setstream.serve.monitoring import Metrics, log_config, logger
+from setstream.serve.guard import Guard, Metrics, logger
 from setstream.serve.options import Options
 from setstream.serve.playground import session
 from setstream.serve.routes import router
@@ -35,8 +35,6 @@ from setstream.stores.store import StateStore
 
 #: The front page: `/` is index.html, `/playground/NAME` every other file.
 PAGES = Path(__file__).parent / "playground" / "pages"
-ERRORS: tuple[type[Exception], ...] = (SetstreamError, RequestValidationError, ClientDisconnect, HTTPException, Exception)
-
 SUMMARY = """
 Sets by id: add elements as they arrive, get the model's prediction at any time, merge sets, move their states
 elsewhere. The prediction does not depend on the order of the elements, or on how they were cut into requests. A request
@@ -63,8 +61,7 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
         ...         client.post("/sets/a/elements", json={"elements": [[1, 2], [3, 4]]}).json()
         {'id': 'a', 'count': 2}
     """
-    options = options or Options()
-    metrics = Metrics()
+    options, metrics = options or Options(), Metrics()
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -74,16 +71,9 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
         finally:
             await api.state.service.close()
 
-    api = FastAPI(
-        title="setstream",
-        version=__version__,
-        description=SUMMARY,
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys(ERRORS, answer_error),
-        docs_url=None,  # they load scripts from other hosts
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    about: dict[str, Any] = {"title": "setstream", "version": __version__, "description": SUMMARY}
+    without: dict[str, Any] = {"docs_url": None, "redoc_url": None, "redirect_slashes": False}  # docs load from other hosts
+    api = FastAPI(**about, **without, lifespan=lifespan, exception_handlers=HANDLERS)
     api.include_router(router)
     api.include_router(session.router)
     pages = {add_page(api, file) for file in PAGES.iterdir() if file.is_file()}
@@ -100,6 +90,32 @@ def add_page(api: FastAPI, file: Path) -> str:
         return Response(content, media_type=kind)
 
     return path
+
+
+class JsonLines(logging.Formatter):
+    """Logs as JSON, one object per line: {"time": ..., "level": ..., "event": "request"} and extra={"facts": ...}."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line. Everything beyond ASCII is escaped, so that no id can forge a line."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+        line: dict[str, Any] = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "facts", {})
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def log_config(level: str) -> dict[str, Any]:
+    """For logging.config: our lines and uvicorn's, to the standard error."""
+    shown = {"handlers": ["lines"], "level": level.upper(), "propagate": False}
+    quiet = shown | {"level": "WARNING"}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"json": {"()": JsonLines}},
+        "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "json", "stream": sys.stderr}},
+        "loggers": {"setstream.serve": shown, "uvicorn": quiet, "uvicorn.error": shown, "uvicorn.access": quiet},
+    }
 
 
 class Server(uvicorn.Server):

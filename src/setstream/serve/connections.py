@@ -22,8 +22,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from setstream.serve.guard import Guard
-from setstream.serve.monitoring import logger
+from setstream.serve.guard import Guard, logger
 
 DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
 # Seconds that a connection may wait before another replaces it: a request that is on its way has arrived by then. Until
@@ -97,8 +96,6 @@ class Connection(HttpToolsProtocol):
             self.transport.write_eof()
         self._wait(NEW, LINGER, "refused")
 
-    # -- what asyncio calls -------------------------------------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many now, close another."""
         super().connection_made(transport)
@@ -139,8 +136,6 @@ class Connection(HttpToolsProtocol):
             self._unread.cancel()
         super().resume_writing()
 
-    # -- what the parser calls ----------------------------------------------------------------------------------------
-
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.head = 0
@@ -148,8 +143,7 @@ class Connection(HttpToolsProtocol):
             self._wait_for_request()
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if too_long := self._too_long(size):
+        if too_long := self._too_long(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)):
             self.refusal = too_long
             raise ValueError("the parser stops here: this request is answered before it is complete")
         self.head, self.body_comes = None, True

@@ -9,18 +9,19 @@ Without a valid token the answer to every request is 401. The front page and /he
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import time
 import uuid
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from setstream.serve.answers import problem
-from setstream.serve.monitoring import Metrics, logger
 from setstream.serve.options import BODY_START, Options
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -31,6 +32,29 @@ POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 BROWSER_HEADERS = Headers({"content-security-policy": POLICY, "x-content-type-options": "nosniff"}).raw
 BROWSER_HEADERS += Headers({"referrer-policy": "no-referrer", "cache-control": "no-store"}).raw
 BEARER_PROTOCOL = "bearer."
+# Buckets of the histograms.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+CHANGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+logger = logging.getLogger("setstream.serve")
+
+
+class Metrics:
+    """The counters of one server, which /metrics answers."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # CPU seconds, memory, open files
+        named, seconds = ["method", "route"], "From the first byte to the answer."
+        self.requests = Counter("setstream_requests", "Requests answered.", [*named, "status"], registry=registry)
+        self.seconds = Histogram("setstream_request_seconds", seconds, named, buckets=SECONDS, registry=registry)
+        reasons = "Connections closed by the server, by reason."
+        self.dropped = Counter("setstream_connections_dropped", reasons, ["reason"], registry=registry)
+        self.elements = Counter("setstream_elements", "Elements committed.", registry=registry)
+        self.body_bytes = Counter("setstream_body_bytes", "Bytes of request bodies.", registry=registry)
+        shared = "Changes that shared a commit."
+        self.rounds = Histogram("setstream_round_changes", shared, buckets=CHANGES, registry=registry)
+        self.sets = Gauge("setstream_sets", "Sets in the store, as this server knows.", registry=registry)
+        self.watchers = Gauge("setstream_watchers", "Open WebSockets.", registry=registry)
 
 
 class Guard:
@@ -156,8 +180,7 @@ class _Exchange:
         """Count the request and log it."""
         scope, seconds, metrics = self.scope, time.perf_counter() - self.began, self.guard.metrics
         self.guard.body_bytes -= self.size
-        method = scope.get("method", "WEBSOCKET")
-        route = getattr(scope.get("route"), "path", "other")
+        method, route = scope.get("method", "WEBSOCKET"), getattr(scope.get("route"), "path", "other")
         shown = method if method in METHODS else "other"
         metrics.requests.labels(shown, route, str(self.status)).inc()
         metrics.body_bytes.inc(self.size)

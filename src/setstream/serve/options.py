@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from setstream.errors import ConfigurationError
@@ -48,10 +48,9 @@ class Options:
     body_rate: int = 2**10
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if not isinstance(value, tuple) and value <= 0:
-                raise ConfigurationError(f"{field.name} must be positive; got {value}")
+                raise ConfigurationError(f"{name} must be positive; got {value}")
         if not all(map(TOKEN.fullmatch, self.tokens)):
             raise ConfigurationError(
                 "a token has 16 to 256 letters, digits and . _ ~ -; one of the given tokens does not. "

@@ -29,19 +29,24 @@ REASONS = {
     429: "Too many bytes at a time: try again.",
     503: "The store cannot be reached.",
 }
-ALWAYS = (400, 401, 403, 421)
 CHANGES = (408, 413, 415, 422, 429, 503)
-BINARY = {"type": "string", "format": "binary"}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+ROWS = {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}
+OBJECT = {"type": "object", "properties": ROWS, "required": ["elements"], "additionalProperties": False}
+EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
+# The bodies that routes read by themselves, and answers that are not JSON, for OpenAPI.
+ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: BINARY, ARROW: BINARY}
+ELEMENTS_BODY = {"requestBody": {"required": True, "content": ELEMENTS}}
+MERGE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": answers.MergeFrom.model_json_schema()}}}}
+STATE_BODY = {"requestBody": {"required": True, "content": {STATE: BINARY}}}
+STATE_ANSWER: Any = {200: {"content": {STATE: BINARY}, "description": "A safetensors file."}}
+METRICS_ANSWER: Any = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}}
+MERGE_BYTES = 2**12  # of a body that names a set
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may answer with, for OpenAPI."""
-    return {code: {"model": answers.Problem, "description": REASONS[code]} for code in sorted({*codes, *ALWAYS})}
-
-
-def body_of(**contents: Any) -> dict[str, Any]:
-    """A body that a route reads by itself, for OpenAPI."""
-    return {"requestBody": {"required": True, "content": contents}}
+    return {code: {"model": answers.Problem, "description": REASONS[code]} for code in sorted({400, 401, 403, 421, *codes})}
 
 
 def service_of(connection: HTTPConnection) -> Service:
@@ -62,26 +67,14 @@ def content_type(request: Request, *allowed: str) -> str:
     return kind
 
 
-ROWS = {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}
-OBJECT = {"type": "object", "properties": ROWS, "required": ["elements"], "additionalProperties": False}
-EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
-ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: {"schema": BINARY}, ARROW: {"schema": BINARY}}
-MERGE_BYTES = 2**12  # of a body that names a set
-MERGE = {JSON: {"schema": answers.MergeFrom.model_json_schema()}}
-Answer = dict[int | str, dict[str, Any]]
-STATE_ANSWER: Answer = {200: {"content": {STATE: {"schema": BINARY}}, "description": "A safetensors file."}}
-METRICS_ANSWER: Answer = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}}
-STATE_BODY = body_of(**{STATE: {"schema": BINARY}})
-
-
-@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=body_of(**ELEMENTS))
+@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=ELEMENTS_BODY)
 async def append(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add elements to a set, which is created if it is new. Answered when they are committed."""
     kind = content_type(request, JSON, NPY, ARROW)
     return answers.SetInfo(id=id, count=await service.append(id, kind, await request.body()))
 
 
-@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=body_of(**MERGE))
+@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=MERGE_BODY)
 async def merge(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add another set to a set. The other stays."""
     content_type(request, JSON)
@@ -145,8 +138,7 @@ async def live(id: Id, socket: WebSocket, service: Served) -> None:
     """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""
     await accept(socket)
     service.metrics.watchers.inc()
-    gone = asyncio.create_task(_until_gone(socket))
-    sent = ""
+    gone, sent = asyncio.create_task(_until_gone(socket)), ""
     try:
         with service.watchers.watch(id) as changed:
             while True:

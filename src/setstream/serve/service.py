@@ -17,7 +17,7 @@ from fastapi import WebSocket
 from setstream.errors import DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
 from setstream.serve.answers import Prediction, Problem, as_json, message_of
 from setstream.serve.bodies import parse_elements
-from setstream.serve.monitoring import Metrics, logger
+from setstream.serve.guard import Metrics, logger
 from setstream.serve.options import Options
 from setstream.serve.writer import Writer
 from setstream.stores.store import StateStore
@@ -30,7 +30,6 @@ RECOUNT = 10.0
 PULSE = 2.0
 
 PROTOCOL = "setstream"
-
 T = TypeVar("T")
 
 
@@ -86,7 +85,8 @@ class Service:
         self.visitors = 0  # of the playground, now
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.notify)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
-        self._playground = ThreadPoolExecutor(1, "setstream-playground")
+        # Visitors of the playground are answered one after another: they must not delay requests about sets.
+        self.playground = ThreadPoolExecutor(1, "setstream-playground")
         self._health = ThreadPoolExecutor(1, "setstream-health")
         self._checking: asyncio.Future[Any] | None = None
         self._counting = asyncio.create_task(self._recount())
@@ -95,7 +95,7 @@ class Service:
         """Finish all waiting changes, then close the store."""
         self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
-        for pool in (self._playground, self._health):
+        for pool in (self.playground, self._health):
             pool.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.store.close()
@@ -103,10 +103,6 @@ class Service:
     async def run_in_reader(self, work: Callable[..., T], *values: Any) -> T:
         """Run a slow function in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
-
-    async def run_in_playground(self, work: Callable[..., T], *values: Any) -> T:
-        """The same for visitors of the playground, one after another: they must not delay requests about sets."""
-        return await asyncio.get_running_loop().run_in_executor(self._playground, work, *values)
 
     async def append(self, id: str, kind: str, body: bytes) -> int:
         """Add the elements in a body to a set; returns its count."""
@@ -137,8 +133,7 @@ class Service:
         """Raise StoreError unless the store answers soon. One query at a time, in a thread that does nothing else."""
         if self._checking is None or self._checking.done():
             self._checking = asyncio.wrap_future(self._health.submit(self.store.rows.query, "SELECT 1"))
-        checking = self._checking
-        done, _ = await asyncio.wait({checking}, timeout=PULSE)
+        done, _ = await asyncio.wait({checking := self._checking}, timeout=PULSE)
         if not done:
             raise StoreError(f"the store has not answered within {PULSE:g} s")
         if (error := checking.exception()) is not None:

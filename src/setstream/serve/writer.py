@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import SetstreamError, ShapeError
-from setstream.serve.monitoring import Metrics
+from setstream.serve.guard import Metrics
 from setstream.states.state import State
 from setstream.stores.store import Change, Changed, StateStore
 

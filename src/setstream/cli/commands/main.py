@@ -1,7 +1,6 @@
 """The flags of the commands, in the order of `setstream --help`; those of `setstream slides` are in slides.py.
 
-`tasks` and `models` need no torch: names and summaries come from catalogue.json. A test compares this file with the tasks
-themselves; `python -m tests.cli.write_catalogue` writes it again.
+`tasks` and `models` read catalogue.json and need no torch; `python -m tests.cli.write_catalogue` writes it from the tasks.
 """
 
 import json
@@ -198,8 +197,7 @@ def bench(
 @app.command()
 def tasks() -> None:
     """List the tasks."""
-    catalogue = json.loads(CATALOGUE.read_text())
-    rows = [(name, task["summary"], str(len(task["models"]))) for name, task in catalogue.items()]
+    rows = [(name, task["summary"], str(len(task["models"]))) for name, task in json.loads(CATALOGUE.read_text()).items()]
     print_table(("task", "what it is", "models"), rows)
 
 

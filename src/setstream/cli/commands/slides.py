@@ -11,7 +11,6 @@ from setstream.cli.command import STYLE, Builder, Device, Model, Trust, app, com
 group = typer.Typer(help="Whole-slide images: patches, features, heat maps.", **STYLE)
 app.add_typer(group, name="slides")
 CONTINUES = "If it is stopped, the same command continues: finished slides are skipped."
-
 Slides = Annotated[Path, Argument(help="A slide, or a folder of slides.")]
 Without = Annotated[list[str] | None, Option(help="Leave out files and folders with this word in their name.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Leave out slides that cannot be read, and list them.")]

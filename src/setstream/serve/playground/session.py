@@ -7,6 +7,7 @@ several answers, they are sent one by one, the last with "last": true. An invali
 changes nothing. Messages are handled one after another: a client that waits for each answer streams at the models' speed.
 """
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from setstream.errors import DataError, SetstreamError
 from setstream.serve.answers import message_of, validation_message
-from setstream.serve.playground.clusters import Clusters
-from setstream.serve.playground.pictures import Picture
+from setstream.serve.playground.tabs import Clusters, Picture
 from setstream.serve.service import Service, accept
 
 #: Visitors at a time: they share one thread.
@@ -25,7 +25,6 @@ TRY_AGAIN_LATER, NOT_TEXT = 1013, 1003
 #: The messages, and the tab that each is for.
 TABS: dict[str, type] = dict.fromkeys(("draw", "put", "clear", "rewind", "order", "append", "compare"), Clusters)
 TABS |= dict.fromkeys(("picture", "paint"), Picture)
-
 router = APIRouter()
 
 
@@ -75,14 +74,14 @@ async def play(socket: WebSocket) -> None:
         await socket.close(TRY_AGAIN_LATER, f"{MOST_VISITORS} visitors are here already")
         return
     service.visitors += 1
-    session = Session()
+    session, loop = Session(), asyncio.get_running_loop()
     try:
         while (message := await socket.receive())["type"] == "websocket.receive":
             if message.get("text") is None:
                 await socket.close(NOT_TEXT, "messages are JSON, as text")
                 break
             answers = session.answers(message["text"])
-            while (answer := await service.run_in_playground(next, answers, None)) is not None:
+            while (answer := await loop.run_in_executor(service.playground, next, answers, None)) is not None:
                 await socket.send_json(answer)
     except (WebSocketDisconnect, RuntimeError):  # the visitor left while we were answering
         pass

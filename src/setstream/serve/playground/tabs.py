@@ -1,9 +1,12 @@
-"""Points that stream into four clustering models side by side.
+"""The tabs of the playground: points that stream into clusters, pixels that stream into a picture.
 
-Three of them give one answer for any order and any chunks; the Set Transformer, which is averaged over chunks, does not.
+The methods of a tab are its messages, and their parameters are the message's fields. Three of the clustering models give one
+answer for any order and any chunks; the Set Transformer, which is averaged over chunks, does not. Pixels that are painted over
+or erased are subtracted from the state.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any
 
@@ -11,31 +14,47 @@ import torch
 from pydantic import Field, validate_call
 from torch import Tensor
 
-from setstream.errors import DataError
+from setstream.errors import DataError, PrecisionError
+from setstream.models.model import SetModel
+from setstream.models.stream import SetStream
 from setstream.pools.base import AVERAGE
 from setstream.serve.answers import as_json
-from setstream.tasks.clustering import DiagonalMixture, pretrained, sample
+from setstream.tasks import clustering, completion
+from setstream.tasks.clustering import DiagonalMixture, sample
 from setstream.tasks.clustering.streams import STREAMS, disagreement, stream_ends, stream_order
+from setstream.tasks.completion import as_pixels, places
 
-MODELS = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")
+CLUSTERING = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")
+COMPLETION = ("umbc+anchors", "umbc+set-transformer", "deepsets")
 MOST_POINTS = 2048
 #: The smallest deviation of a colour: points that coincide would have an unbounded density.
 SMALLEST_SCALE = 0.05
-
+SIDE = 32
+PIXELS = SIDE * SIDE
 Number = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Points = Annotated[list[tuple[Number, Number]], Field(max_length=MOST_POINTS)]
 Labels = Annotated[list[Annotated[int, Field(ge=0, le=15)]], Field(max_length=MOST_POINTS)]
 Chunk = Annotated[list[Annotated[int, Field(ge=0, lt=MOST_POINTS)]], Field(min_length=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Place = Annotated[int, Field(ge=0, lt=PIXELS)]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = tuple[Byte, Byte, Byte]
+Painted = Annotated[tuple[tuple[Place, Byte, Byte, Byte], ...], Field(max_length=PIXELS)]
+Erased = Annotated[tuple[Place, ...], Field(max_length=PIXELS)]
+Whole = Annotated[list[Colour], Field(min_length=PIXELS, max_length=PIXELS)]
 
-load = cache(pretrained)
+
+@cache
+def load(pretrained: Callable[[str], SetModel], names: tuple[str, ...]) -> dict[str, SetModel]:
+    """The models of a tab, loaded for the first visitor."""
+    return {name: pretrained(name) for name in names}
 
 
 class Clusters:
-    """One visitor's points and streams. Public methods are messages; their parameters are the message's fields."""
+    """One visitor's points and streams."""
 
     def __init__(self) -> None:
-        self.models = {name: load(name) for name in MODELS}
+        self.models = load(clustering.pretrained, CLUSTERING)
         self._clear()
 
     def _clear(self) -> None:
@@ -82,8 +101,8 @@ class Clusters:
         self._need_points()
         if kind not in STREAMS:
             raise DataError(f"unknown stream {kind[:40]!r}: choose one of {', '.join(STREAMS)}")
-        chunks = stream_order(kind, self.labels, torch.Generator().manual_seed(seed))
-        return {"chunks": [chunk.tolist() for chunk in chunks]}
+        generator = torch.Generator().manual_seed(seed)
+        return {"chunks": [chunk.tolist() for chunk in stream_order(kind, self.labels, generator)]}
 
     @validate_call
     def append(self, chunks: Annotated[list[Chunk], Field(max_length=MOST_POINTS)]) -> dict[str, Any]:
@@ -131,3 +150,58 @@ def by_colour(points: Tensor, labels: Tensor) -> DiagonalMixture:
     shares = torch.tensor([[len(group) / len(points) for group in groups]])
     scales = torch.stack([group.std(0, correction=0) for group in groups]).clamp_min(SMALLEST_SCALE)
     return DiagonalMixture(shares.log(), torch.stack([group.mean(0) for group in groups]).unsqueeze(0), scales.unsqueeze(0))
+
+
+class Picture:
+    """One visitor's pixels."""
+
+    def __init__(self) -> None:
+        self.models = load(completion.pretrained, COMPLETION)
+        self.grid = places(SIDE, SIDE)
+        self.picture()
+
+    @validate_call
+    def picture(self, colours: Whole | None = None) -> dict[str, Any]:
+        """Begin a picture; with all of its colours, row by row, if they are known."""
+        self.truth = None if colours is None else as_pixels(torch.tensor(colours, dtype=torch.uint8).T.reshape(1, 3, SIDE, -1))
+        self.known: dict[int, Colour] = {}
+        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
+        return {"count": 0, "models": {}}
+
+    @validate_call
+    def paint(self, pixels: Painted = (), erase: Erased = ()) -> dict[str, Any]:
+        """Add pixels (place and colour; the last one counts), remove others; answers the image that each model predicts."""
+        new = {place: (r, g, b) for place, r, g, b in pixels}
+        gone = {place: self.known.pop(place) for place in {*erase, *new} if place in self.known}
+        if gone:
+            self.streams = {name: self._without(gone, name) for name in self.models}
+        if new:
+            for stream in self.streams.values():
+                stream.update(self._rows(new))
+            self.known |= new
+        predictions = {name: self._image(stream) for name, stream in self.streams.items()} if self.known else {}
+        return {"count": len(self.known), "models": predictions}
+
+    def _without(self, gone: dict[int, Colour], name: str) -> SetStream:
+        """A model's stream that has not seen these pixels."""
+        stream = self.streams[name]
+        with suppress(PrecisionError):  # if they had almost all of the weight, encode the rest anew
+            if self.known:
+                stream.remove(self._rows(gone))
+                return stream
+        stream = self.models[name].stream(chunks=AVERAGE)
+        if self.known:
+            stream.update(self._rows(self.known))
+        return stream
+
+    def _rows(self, pixels: dict[int, Colour]) -> Tensor:
+        """Pixels as the models take them: place and colour (1, n, 5)."""
+        return torch.cat([self.grid[list(pixels)], torch.tensor(list(pixels.values())) / 255], dim=1).unsqueeze(0)
+
+    def _image(self, stream: SetStream) -> dict[str, Any]:
+        field = stream.predict()
+        with torch.no_grad():
+            pixels = field.at(self.grid.unsqueeze(0))
+            nll = None if self.truth is None else float(field.nll(self.truth))
+        mean = (pixels.mean[0].clamp(0, 1) * 255).round().int().flatten().tolist()
+        return {"mean": mean, "scale": pixels.stddev[0].mean(-1).mul(1000).round().int().tolist(), "nll": nll}
