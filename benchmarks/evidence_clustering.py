@@ -23,13 +23,11 @@ from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn import DiffEM, FSPool, SetTransformer
 from setstream.pools import UMBC, ChunkMean
-from setstream.report.page import Page
-from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, group_by
-from setstream.report.tables import add_runs, mean_of, metric
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import FinishedRun, add_runs, by_label, group_by, mean_of, metric
 from setstream.tasks.clustering import Clustering, sample
 from setstream.tasks.clustering.report import by_steps, curves_figure
-from setstream.tasks.prediction import predict_in_chunks
+from setstream.tasks.registry import predict_in_chunks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +42,7 @@ LINES = {"full": "-", "exact": "-", "unbiased": "--", "importance": "-.", "subse
 def gaps(run: FinishedRun) -> Tensor:
     """The gap to the oracle on each of the run's test sets."""
     task = run.task_as(Clustering)
-    return task.nll(run.model(), task.tests()) - torch.cat([test.oracle() for test in task.tests()])
+    return task.nll(run.model(), task.tests) - torch.cat([test.oracle() for test in task.tests])
 
 
 def add_differences(page: Page, runs: list[FinishedRun]) -> None:

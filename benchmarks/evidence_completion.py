@@ -13,10 +13,8 @@ from torch import Tensor
 
 from setstream.gradients.encode import encode
 from setstream.models.model import SetModel
-from setstream.report.costs import kept_bytes
-from setstream.report.page import Page
-from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import FinishedRun, by_label, kept_bytes
 from setstream.tasks.completion.task import Completion
 from setstream.training.config import TrainConfig
 

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from setstream.models.model import SetModel
-from setstream.report.page import Page
-from setstream.report.plotting import plot_ranges, pyplot
-from setstream.report.runs import FinishedRun, by_label, group_by
-from setstream.report.tables import SEEDS, add_runs
+from setstream.report.page import Page, plot_ranges, pyplot
+from setstream.report.runs import SEEDS, FinishedRun, add_runs, by_label, group_by
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.report import METRICS, corpus_of, last_stages
 from setstream.tasks.documents.task import Documents

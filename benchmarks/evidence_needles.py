@@ -7,10 +7,8 @@ import itertools
 
 import torch
 
-from setstream.report.page import Page
-from setstream.report.plotting import plot_ranges, pyplot
-from setstream.report.runs import FinishedRun, group_by
-from setstream.report.tables import SEEDS, add_runs, mean_and_sd, metric
+from setstream.report.page import Page, plot_ranges, pyplot
+from setstream.report.runs import SEEDS, FinishedRun, add_runs, group_by, mean_and_sd, metric
 
 METRICS = ("accuracy", "auroc", "f1")
 

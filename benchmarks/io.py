@@ -29,7 +29,7 @@ from torch import nn
 
 import setstream as ss
 from setstream.bulk.encode import EncodeOptions, encode_locally
-from setstream.bulk.journal import Journal, Skips
+from setstream.bulk.journal import Journal
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_collection
 
 WIDTH, CHUNK, BLOCK, RAW_BLOCK = 64, 4096, 2**18, 2**22
@@ -113,14 +113,14 @@ def worker(kind: str, folder: Path, elements: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         warm, journal = (Journal(Path(temporary) / name, {}) for name in ("a", "b"))
         options = EncodeOptions(chunk_size=CHUNK)
-        encode_locally(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), Skips(warm, None), options)
+        encode_locally(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), warm, options)
         # Opening loads the format's library, which is no part of the rate.
         data = SetDataset([ArraySource(np.load(path), "0")]) if kind == "memory" else open_collection(path)
         if path.suffix in (".parquet", ".arrow"):
             next(ParquetSets(path).stream(ahead=0))
         before = peak_mib()
         start = time.perf_counter()
-        encode_locally(encoder, data, Skips(journal, None), options)
+        encode_locally(encoder, data, journal, options)
         seconds = time.perf_counter() - start
         total = sum(int(state.count) for _, state in journal.states())
     assert total == elements, (total, elements)

@@ -27,7 +27,7 @@ from torch import nn
 import setstream as ss
 from setstream.bulk.ray import cluster, ray_states
 from setstream.data import NpySource, SetDataset, SourceChunks
-from setstream.sets.scatter import scatter_sets
+from setstream.sets.chunks import scatter_sets
 
 WIDTH, CHUNK, SHARE = 64, 4096, 2**16
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import setstream as ss
-from setstream.training.allocator import keep_freed_memory
+from setstream.training import keep_freed_memory
 
 STEPS_A_TURN = 8
 BATCH, POINTS, GRADIENT_SET, CLUSTERS, WIDTH = 10, 512, 8, 4, 128

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from variance import noise_and_bias
 
 import setstream as ss
-from setstream.training.allocator import keep_freed_memory
+from setstream.training import keep_freed_memory
 
 WIDTH, DIM, SLOTS, CHUNK, TRAINED_ON = 32, 64, 16, 1024, 2048
 KINDS = {"sparse": (1 / 2048, 2.5), "dense": (0.5, 0.15)}  # share of shifted elements in a positive set, and their shift

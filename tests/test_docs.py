@@ -128,7 +128,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
 
 
 def test_the_demo_runs(tmp_path, capsys):
-    from setstream.cli.demo import run_demo
+    from setstream.cli.report import run_demo
 
     run_demo(tmp_path, seed=3, points=64)
     text = capsys.readouterr().out

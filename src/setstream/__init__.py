@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from setstream.models.stream import SetStream
     from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
     from setstream.pools.base import Pool
-    from setstream.sets.chunks import Chunks
-    from setstream.sets.scatter import scatter_sets
+    from setstream.sets.chunks import Chunks, scatter_sets
     from setstream.states.state import State
     from setstream.stores.store import StateStore
 
@@ -66,8 +65,7 @@ _MODULES = {
     "models.stream": ("SetStream",),
     "pools": ("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Parallel", "Projected"),
     "pools.base": ("Pool",),
-    "sets.chunks": ("Chunks",),
-    "sets.scatter": ("scatter_sets",),
+    "sets.chunks": ("Chunks", "scatter_sets"),
     "states.state": ("State",),
     "stores.store": ("StateStore",),
 }

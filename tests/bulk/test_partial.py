@@ -27,7 +27,7 @@ def test_any_cut_into_shares_sums_to_the_same(tmp_path):
 
 def test_rows_of_many_sets_become_their_states():
     encoder = make().encoder
-    ids = Ids.of(["b", "a", "b", "a", "a"])
+    ids = Ids(["a", "b"], np.array([1, 0, 1, 0, 0]))
     x = torch.randn(5, 4)
     for chunk in (1, 2, 100):
         partial = PartialStates(encoder, chunk, skip_none)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from setstream.cli.app import app, run
 from setstream.cli.command import WORK
-from setstream.cli.commands.listing import CATALOGUE
+from setstream.cli.commands.main import CATALOGUE
 from setstream.cli.sweep import next_run, read_sweep
 from setstream.errors import ConfigurationError
 from setstream.training.record import read_metrics

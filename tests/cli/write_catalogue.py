@@ -2,7 +2,7 @@
 
 import json
 
-from setstream.cli.commands.listing import CATALOGUE
+from setstream.cli.commands.main import CATALOGUE
 from setstream.training.registry import TASKS, describe_task
 
 

@@ -17,7 +17,16 @@ import zarr
 from PIL import Image
 
 import setstream as ss
-from setstream.data import H5Source, ImageFolderSource, NpySource, ParquetSets, SetDataset, TorchSource, ZarrSource, table_sets
+from setstream.data import (
+    H5Source,
+    ImageFolderSource,
+    NpySource,
+    ParquetSets,
+    SetDataset,
+    TorchSource,
+    ZarrSource,
+    table_source,
+)
 from setstream.data.formats import table as table_format
 from setstream.data.images import celeba, pictures
 from setstream.data.recognise import open_sets
@@ -305,8 +314,8 @@ def test_grids_that_cannot_be(tmp_path, size):
 
 
 def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_sets, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(table_sets, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(table_source, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_source, "PIECE_BYTES", 1000)
     rows = np.random.default_rng(0).standard_normal((20_000, 6)).astype(np.float32)
     names = np.repeat([f"s{n}" for n in range(20)], 1000)
     pq.write_table(pa.table({"set_id": names, "features": fixed(rows)}), tmp_path / "t.parquet")
@@ -319,13 +328,13 @@ def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch
             np.testing.assert_array_equal(source.take(index).numpy(), found[index].numpy())
     kept = data[0].sets.kept
     assert sum(piece.nbytes for piece in kept._pieces.values()) <= kept._bytes <= 40_000
-    assert len(kept._readers) <= table_sets.OPEN_READERS
+    assert len(kept._readers) <= table_source.OPEN_READERS
 
 
 def test_a_set_in_one_large_row_group_is_decoded_once(tmp_path, monkeypatch):
     """Chunk by chunk, though it does not fit what is kept."""
-    monkeypatch.setattr(table_sets, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(table_sets, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(table_source, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_source, "PIECE_BYTES", 10_000)
     monkeypatch.setattr(table_format, "BATCH_BYTES", 1)
     rows = np.random.default_rng(0).standard_normal((20_480, 6)).astype(np.float32)
     pq.write_table(pa.table({"set_id": ["a"] * len(rows), "features": fixed(rows)}), tmp_path / "t.parquet")

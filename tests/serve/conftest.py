@@ -15,8 +15,7 @@ from fastapi.testclient import TestClient
 from torch import nn
 
 import setstream as ss
-from setstream.serve import Options, create_app
-from setstream.serve.run import make_server
+from setstream.serve import Options, create_app, make_server
 
 
 def make(seed=0):

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from setstream.errors import DataError
+from setstream.serve.answers import TooManyElements
 from setstream.serve.bodies import ARROW, JSON, NPY, parse_elements
-from setstream.serve.problems import TooManyElements
 from tests.serve.mutations import X, arrow, listed, npy, without_schema
 
 

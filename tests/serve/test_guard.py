@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import WebSocketDenialResponse
 
 from setstream.errors import ConfigurationError
-from setstream.serve.log import JsonLines
+from setstream.serve.app import JsonLines
 from setstream.serve.options import Options, is_loopback, read_tokens
 from tests.serve.conftest import serving
 

@@ -7,12 +7,12 @@ import torch
 from starlette.testclient import WebSocketDenialResponse
 from starlette.websockets import WebSocketDisconnect
 
-from setstream.serve.playground import clusters, pictures, session
-from setstream.serve.playground.messages import MOST_POINTS, SIDE
+from setstream.serve.playground import session, tabs
+from setstream.serve.playground.tabs import MOST_POINTS, SIDE
 from setstream.tasks.clustering import sample
 from tests.serve.conftest import serving
 
-MODELS = set(clusters.MODELS)
+MODELS = set(tabs.CLUSTERING)
 TOKEN = "a-token-of-thirty-two-characters"
 PLACE = "ws://localhost/playground/live"
 
@@ -79,9 +79,9 @@ def test_painted_points_join_the_set_and_the_oracle_knows_their_colours(visitor)
     assert visitor.ask("put", points=points, labels=[0, 0, 1, 1])["oracle"] > 0
     answer = visitor.ask("append", chunks=[[0, 1], [2, 3]])
     assert answer["count"] == 4
-    known = clusters.by_colour(torch.tensor(points), torch.tensor([0, 0, 1, 1]))
+    known = tabs.by_colour(torch.tensor(points), torch.tensor([0, 0, 1, 1]))
     assert known.means[0].tolist() == [[0.5, 0.5], [4.25, 4.0]]
-    assert float(known.scales.min()) == pytest.approx(clusters.SMALLEST_SCALE)  # two points of one height
+    assert float(known.scales.min()) == pytest.approx(tabs.SMALLEST_SCALE)  # two points of one height
     assert visitor.ask("clear")["oracle"] is None
     assert "empty" in visitor.ask("append", chunks=[[0]])["problem"]
 
@@ -111,9 +111,11 @@ def test_what_cannot_be_is_refused_with_what_was_expected_and_changes_nothing(vi
     assert visitor.ask("append", chunks=[])["models"] == before["models"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"ask": -1, "do": "draw"}', '{"ask": 1}', '{"ask": NaN, "do": "draw"}', "\ud800"]
-)
+NO_MESSAGES = ["", "[]", "{}", '{"ask": -1, "do": "draw"}', '{"ask": 1}', '{"ask": NaN, "do": "draw"}', "\ud800"]
+NO_MESSAGES += ['{"ask": 1, "do": "_begin"}', '{"ask": 1, "do": "draw", "self": 1}', '{"ask": 1, "do": "clear", "points": []}']
+
+
+@pytest.mark.parametrize("text", NO_MESSAGES)
 def test_what_is_no_message_is_answered(visitor, text):
     (answer,) = visitor.session.answers(text)
     assert answer["problem"]
@@ -132,7 +134,7 @@ def test_pixels_that_are_rubbed_out_or_painted_over_leave_no_trace(visitor):
     visitor.ask("paint", pixels=pixels[40:])
     roundabout = visitor.ask("paint", erase=[place for place, *_ in pixels[30:]])
     assert direct["count"] == roundabout["count"] == 30
-    for name in pictures.MODELS:
+    for name in tabs.COMPLETION:
         a, b = (torch.tensor(own["models"][name]["mean"]) for own in (direct, roundabout))
         assert int((a - b).abs().max()) <= 2, name  # of 255: subtraction in float32
     assert visitor.ask("paint", erase=places) == {"ask": visitor.asked, "last": True, "count": 0, "models": {}}
@@ -145,7 +147,7 @@ def test_more_pixels_of_a_known_picture_are_a_better_completion(visitor):
     order = torch.randperm(SIDE * SIDE, generator=torch.Generator().manual_seed(1)).tolist()
     few = visitor.ask("paint", pixels=[[place, *colours[place]] for place in order[:5]])
     many = visitor.ask("paint", pixels=[[place, *colours[place]] for place in order[5:400]])
-    for name in pictures.MODELS:
+    for name in tabs.COMPLETION:
         assert many["models"][name]["nll"] < few["models"][name]["nll"]
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import setstream as ss
 from setstream.cli.app import app
 from setstream.errors import ConfigurationError, MismatchError
-from setstream.serve.log import JsonLines
+from setstream.serve.app import JsonLines
 from tests.serve.conftest import Server, listening, make
 
 BODY = b'{"elements": [[1, 2, 3]]}'

@@ -10,10 +10,9 @@ import setstream as ss
 from setstream import testing
 from setstream.errors import ConfigurationError
 from setstream.tasks.clustering import Clustering, DiagonalMixture, pretrained, sample
-from setstream.tasks.clustering.mixtures import log_likelihood, negative_log_likelihood
+from setstream.tasks.clustering.mixtures import log_likelihood
 from setstream.tasks.clustering.models import MODELS
-from setstream.tasks.clustering.pretrained import SHIPPED
-from setstream.tasks.clustering.streams import STREAMS, predictions, stream_order
+from setstream.tasks.clustering.report import STREAMS, predictions, stream_order
 from setstream.training import Encode
 
 
@@ -44,9 +43,9 @@ def test_large_sets_have_their_likelihood_streamed_with_the_same_gradient():
     x = torch.randn(2, 40_000, 2)
     parameters = [torch.randn(2, 4), torch.randn(2, 4, 2), torch.rand(2, 4, 2) + 0.5]
     values, gradients = [], []
-    for loss in (negative_log_likelihood, lambda *p: -log_likelihood(*p).mean(1)):
+    for loss in (lambda *p, x: DiagonalMixture(*p).nll(x), lambda *p, x: -log_likelihood(*p, x).mean(1)):
         leaves = [p.clone().requires_grad_() for p in parameters]
-        value = loss(*leaves, x)
+        value = loss(*leaves, x=x)
         values.append(value)
         gradients.append(torch.autograd.grad(value.sum(), leaves))
     torch.testing.assert_close(values[0], values[1])
@@ -134,10 +133,12 @@ def test_a_model_of_the_task_is_an_ordinary_set_model():
 
 
 def test_shipped_models_are_trained_and_small():
-    assert set(SHIPPED.available()) == {"deepsets", "sse", "set-transformer", "umbc+set-transformer"}
-    assert sum(path.stat().st_size for name in SHIPPED.available() for path in SHIPPED.folder_of(name).iterdir()) < 3 * 2**20
+    assert set(pretrained.available()) == {"deepsets", "sse", "set-transformer", "umbc+set-transformer"}
+    assert (
+        sum(path.stat().st_size for name in pretrained.available() for path in pretrained.folder_of(name).iterdir()) < 3 * 2**20
+    )
     task = Clustering(test_sets=100)
-    gaps = {name: task.evaluate(pretrained(name))["gap"] for name in SHIPPED.available()}
+    gaps = {name: task.evaluate(pretrained(name))["gap"] for name in pretrained.available()}
     assert gaps["umbc+set-transformer"] < 0.35 < gaps["sse"] < gaps["deepsets"] + 0.1 < 1.1
     assert gaps["set-transformer"] > 1.0  # given chunks
     with pytest.raises(ConfigurationError, match="no weights of 'fspool'"):

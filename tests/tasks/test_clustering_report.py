@@ -8,9 +8,8 @@ import torch
 from PIL import Image
 
 from setstream.report import write_report
-from setstream.tasks.clustering import Clustering, sample
-from setstream.tasks.clustering import stream_figures as streams
-from setstream.tasks.clustering.streams import disagreement, stream_ends
+from setstream.tasks.clustering import Clustering, report, sample
+from setstream.tasks.clustering.report import disagreement, stream_ends
 from tests.tasks.runs import train_clustering
 
 
@@ -20,7 +19,7 @@ def runs(tmp_path_factory):
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(streams.streams_gif, "__defaults__", (2,))
+    monkeypatch.setattr(report.streams_gif, "__defaults__", (2,))
     out = tmp_path / "deep" / "report.html"
     assert len(write_report([runs], out, tmp_path / "figures")) == 7
     text = out.read_text()
@@ -39,5 +38,5 @@ def test_streams_agree_for_consistent_models_and_not_for_others():
     ends = {name: stream_ends(model, drawn.points[0], drawn.labels[0]) for name, model in models.items()}
     assert disagreement(ends["umbc+set-transformer"], drawn.points) < 1e-4
     assert disagreement(ends["set-transformer"], drawn.points) > 1e-3
-    gif = Image.open(io.BytesIO(streams.streams_gif(models, drawn, frames=3)))
+    gif = Image.open(io.BytesIO(report.streams_gif(models, drawn, frames=3)))
     assert gif.n_frames == 3

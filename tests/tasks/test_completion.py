@@ -10,10 +10,8 @@ import setstream as ss
 from setstream.data.images import celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Decoder, Field, as_pixels, places
-from setstream.tasks.completion.anchored import spread
 from setstream.tasks.completion.field import Waves
-from setstream.tasks.completion.models import umbc_anchors
-from setstream.tasks.completion.pretrained import SHIPPED
+from setstream.tasks.completion.models import pretrained, spread, umbc_anchors
 from setstream.training import TrainConfig, Trainer
 
 CONSISTENT = ("deepsets", "sse", "sse-hierarchical", "umbc+set-transformer", "umbc+anchors")
@@ -293,10 +291,12 @@ def test_gradients_are_exact_in_chunks(folder):
 
 
 def test_shipped_models_are_trained_and_small():
-    assert set(SHIPPED.available()) == {"deepsets", "umbc+set-transformer", "umbc+anchors"}
-    assert sum(path.stat().st_size for name in SHIPPED.available() for path in SHIPPED.folder_of(name).iterdir()) < 2 * 2**20
+    assert set(pretrained.available()) == {"deepsets", "umbc+set-transformer", "umbc+anchors"}
+    assert (
+        sum(path.stat().st_size for name in pretrained.available() for path in pretrained.folder_of(name).iterdir()) < 2 * 2**20
+    )
     own = Completion(test_images=50, test_contexts=[200])
-    nll = {name: own.evaluate(SHIPPED.open(name))["nll"] for name in SHIPPED.available()}
+    nll = {name: own.evaluate(pretrained(name))["nll"] for name in pretrained.available()}
     assert nll["umbc+anchors"] + 1 < nll["umbc+set-transformer"] < nll["deepsets"] - 0.05 < -0.5
 
 

@@ -15,17 +15,12 @@ from sklearn.metrics import f1_score
 
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
-from setstream.report.costs import kept_bytes
+from setstream.report.runs import kept_bytes
 from setstream.tasks.documents import MODELS, Documents
-from setstream.tasks.documents.anchored import word_clusters
-from setstream.tasks.documents.corpus import by_order
-from setstream.tasks.documents.eurlex import eurlex
-from setstream.tasks.documents.language import Language, framed, read_pretrained
-from setstream.tasks.documents.longformer import Longformer
+from setstream.tasks.documents.corpora import by_order, eurlex, pubmed, reuters, rfcs
+from setstream.tasks.documents.language import Language, Longformer, framed, read_pretrained
 from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals
-from setstream.tasks.documents.pubmed import pubmed
-from setstream.tasks.documents.reuters import reuters
-from setstream.tasks.documents.rfcs import rfcs
+from setstream.tasks.documents.models import word_clusters
 from setstream.tasks.documents.tokens import tokens_of
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.registry import SavedRun

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.tasks.clustering.released import MODELS
+from setstream.tasks.clustering.released import ISAB, MAB, MODELS, PMA, SAB
 from setstream.tasks.clustering.task import Clustering
-from setstream.tasks.released_blocks import ISAB, MAB, PMA, SAB
 
 
 def layers(module: nn.Module) -> list[str]:

@@ -4,7 +4,7 @@ import pytest
 
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
-from setstream.training.seeds import batch_generator, mix
+from setstream.training.seeds import mix
 
 
 def config(**options):
@@ -74,7 +74,6 @@ def test_schedules():
 
 
 def test_batches_depend_on_seed_and_step_alone():
-    draw = lambda seed, step: batch_generator(seed, step).initial_seed()  # noqa: E731
-    assert draw(1, 2) == draw(1, 2)
+    assert mix(1, 2, 0, 2) == mix(1, 2, 0, 2)
     seeds = {mix(seed, step) for seed in range(30) for step in range(1000)}
     assert len(seeds) == 30_000

@@ -330,9 +330,11 @@ def test_checkpoints_that_are_all_damaged_are_an_error_that_says_so(stopped, tmp
     for place in (tmp_path / "run" / "checkpoints").iterdir():
         cut("optimizer.pt")(place)
     for _ in range(2):  # nothing is thrown away
-        with pytest.raises(ConfigurationError, match="no checkpoint is intact .*move it away to train from the beginning"):
+        with pytest.raises(
+            ConfigurationError, match="no checkpoint in .* is intact .*move it away to train from the beginning"
+        ):
             train(tmp_path / "run", steps=20, model="deepsets", schedule="constant")
-    with pytest.raises(ConfigurationError, match="its checkpoints are damaged: the checksum of optimizer.pt does not match"):
+    with pytest.raises(ConfigurationError, match=r"is intact \(the checksum of optimizer.pt does not match"):
         weights_of(tmp_path / "run")
 
 
@@ -373,3 +375,10 @@ except ConfigurationError as error:
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "another process is training in this folder" in done.stdout, done.stderr
+
+
+def test_a_task_has_the_seed_of_its_run_and_the_caller_keeps_its_own(tmp_path):
+    given = Clustering(points=8, test_sets=1)
+    trained = Trainer(given, TrainConfig("clustering", "deepsets", seed=3), tmp_path, shown=False).task
+    assert (given.seed, trained.seed, trained.points) == (0, 3, 8)
+    assert given.with_seed(0) is given

@@ -14,16 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
 
+from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 
 #: Seconds without a write after which a hidden file counts as left over, from any machine.
 FORGOTTEN = 86_400.0
-
 #: The names of our hidden files; SQLite adds files beside one (-wal, -shm).
 HIDDEN = re.compile(r"\..*\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+\.writing(\.\w+)?(-\w+)?")
-
 _numbers = count()
 _tidy: set[Path] = set()  # folders that this process has looked through
 _writing: set[str] = set()  # hidden names that this process writes to now
@@ -86,28 +84,22 @@ def _remove_left_over(folder: Path) -> None:
     _tidy.add(folder.resolve())
     for entry in os.scandir(folder):
         hidden = HIDDEN.fullmatch(entry.name)
-        if any(entry.name.startswith(name) for name in _writing.copy()):  # of another thread
+        if hidden is None or entry.name.startswith(tuple(_writing)):  # of another thread
             continue
         with suppress(OSError):  # another process may remove it, too
-            if hidden is not None and (
-                (hidden["machine"] == _machine() and not _lives(int(hidden["process"])))
-                or time.time() - entry.stat().st_mtime > FORGOTTEN
-            ):
+            ended = hidden["machine"] == _machine() and not _lives(int(hidden["process"]))
+            if ended or time.time() - entry.stat().st_mtime > FORGOTTEN:
                 _remove(Path(entry.path))
 
 
 def _lives(process: int) -> bool:
     """Whether another process with this number runs; always true on Windows, where asking could end it."""
-    if process == os.getpid():
-        return False  # this process knows its own files: an earlier one had its number
-    if os.name == "nt":
-        return True
+    if process == os.getpid() or os.name == "nt":
+        return process != os.getpid()  # this process knows its own files: an earlier one had its number
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -117,19 +109,13 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
-            _lock(file)
+            if os.name == "nt":
+                msvcrt = need("msvcrt")
+                file.seek(0)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                fcntl = need("fcntl")
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigurationError(f"{folder}: another process is {doing} in this folder") from error
         yield
-
-
-def _lock(file: IO[Any]) -> None:
-    try:
-        import fcntl
-    except ModuleNotFoundError:  # Windows
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined, unused-ignore]
-    else:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

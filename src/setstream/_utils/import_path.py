@@ -8,7 +8,7 @@ options contain is resolved here, however deep in a builder, so a new builder ne
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
@@ -17,24 +17,23 @@ from typing import Any
 from setstream.errors import ConfigurationError
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>\w+)(\[(?P<key>[^\]]+)\])?")
+#: What importing an object that does not exist raises.
+MISSING = (ImportError, AttributeError, ValueError, LookupError, TypeError)
 #: What a file may name: our tasks, and the entries of these mappings. (Backbones are named by their keys alone.)
-OURS = frozenset(
-    {
-        "setstream.tasks.clustering:Clustering",
-        "setstream.tasks.completion:Completion",
-        "setstream.tasks.documents:Documents",
-        "setstream.tasks.mil:Mil",
-        "setstream.tasks.mil.needles:Needles",
-        "setstream.tasks.mil.needles:OtherClasses",
-        "setstream.integrations.sklearn.network:MODELS[]",
-        "setstream.tasks.clustering.models:MODELS[]",
-        "setstream.tasks.clustering.released:MODELS[]",
-        "setstream.tasks.completion.models:MODELS[]",
-        "setstream.tasks.documents.models:MODELS[]",
-        "setstream.tasks.mil.models:MODELS[]",
-    }
+OURS = (
+    "setstream.tasks.clustering:Clustering",
+    "setstream.tasks.completion:Completion",
+    "setstream.tasks.documents:Documents",
+    "setstream.tasks.mil:Mil",
+    "setstream.tasks.mil.needles:Needles",
+    "setstream.tasks.mil.needles:OtherClasses",
+    "setstream.integrations.sklearn.network:MODELS[]",
+    "setstream.tasks.clustering.models:MODELS[]",
+    "setstream.tasks.clustering.released:MODELS[]",
+    "setstream.tasks.completion.models:MODELS[]",
+    "setstream.tasks.documents.models:MODELS[]",
+    "setstream.tasks.mil.models:MODELS[]",
 )
-
 # The file that is being followed, and the import paths that the caller lets it name; None: the caller names things.
 _followed: ContextVar[tuple[Path, frozenset[str]] | None] = ContextVar("followed", default=None)
 
@@ -51,9 +50,8 @@ def named_by_file(file: Path, trust: Iterable[str] = ()) -> Iterator[None]:
     setstream.errors.ConfigurationError: config.json names the backbone 'os:system', which is not part of setstream: ...
     """
     named = frozenset([trust] if isinstance(trust, str) else trust)
-    for place in named:
-        if PLACE.fullmatch(place) is None:
-            raise ConfigurationError(f"trust takes import paths, package.module:name; got {place!r}")
+    if invalid := [place for place in named if PLACE.fullmatch(place) is None]:
+        raise ConfigurationError(f"trust takes import paths, package.module:name; got {invalid[0]!r}")
     before = _followed.set((file, named))
     try:
         yield
@@ -74,21 +72,19 @@ def find(place: str, what: str) -> Any:
     >>> find("setstream.tasks.clustering.models:MODELS[deepsets]", "model").__name__
     'deepsets'
     """
-    followed = _followed.get()
-    if followed is not None and place not in followed[1] and re.sub(r"\[.*", "[]", place) not in OURS:
+    if (followed := _followed.get()) and place not in followed[1] and re.sub(r"\[.*", "[]", place) not in OURS:
         raise ConfigurationError(
             f"{followed[0]} names the {what} {place!r}, which is not part of setstream: if you trust it, name it yourself, "
             f"trust=[{place!r}], or --trust {place} on the command line. Files must not choose what code is run"
         )
     try:
         return _imported(place)
-    except (ImportError, AttributeError, ValueError, LookupError, TypeError) as error:
+    except MISSING as error:
         raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}") from error
 
 
 def _imported(place: str) -> Any:
-    parts = PLACE.fullmatch(place)
-    if parts is None:
+    if (parts := PLACE.fullmatch(place)) is None:
         raise ValueError("an import path is package.module:name")
     thing = getattr(import_module(parts["module"]), parts["name"])
     return thing if parts["key"] is None else thing[parts["key"]]
@@ -100,9 +96,7 @@ def place_of(thing: Callable[..., Any], key: str | None = None) -> str | None:
     if module == "__main__":  # another process has another one
         return None
     for place in (f"{module}:MODELS[{key}]", f"{module}:{getattr(thing, '__qualname__', '')}"):
-        try:
+        with suppress(*MISSING):
             if _imported(place) is thing:
                 return place
-        except (ImportError, AttributeError, ValueError, LookupError, TypeError):
-            continue
     return None

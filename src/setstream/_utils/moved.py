@@ -1,5 +1,6 @@
 """Modules that had another name in 0.1: importing the old name gives the new module, with a DeprecationWarning."""
 
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -8,48 +9,19 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: Names within setstream, old and new. They will be removed in 0.3.
-MOVED = {
-    "collectives": "states.reduce",
-    "data.ahead": "_utils.prefetch",
-    "data.arrow_ipc": "data.formats.arrow_ipc",
-    "data.files": "data.formats",
-    "data.parquet": "data.table_sets",
-    "data.part": "sets.part",
-    "data.registry": "_utils.registry",
-    "data.served": "sets.chunks",
-    "data.source": "sets.source",
-    "data.tables": "data.formats.table",
-    "drawn": "gradients.unbiased",
-    "durable": "_utils.atomic",
-    "encoder": "models.encoder",
-    "fingerprint": "states.fingerprint",
-    "importance": "gradients.importance",
-    "layout": "sets.layout",
-    "model": "models.model",
-    "partition": "sets.partition",
-    "parts": "states.accumulators",
-    "passes": "gradients.exact",
-    "places": "_utils.import_path",
-    "pool": "pools.base",
-    "pretrained": "models.pretrained",
-    "pure": "models.functional",
-    "scale": "bulk",
-    "scale.bulk": "bulk.encode",
-    "scale.journal": "bulk.journal",
-    "scale.partial": "bulk.partial",
-    "scale.ray": "bulk.ray",
-    "scale.rows": "bulk.output",
-    "scale.scatter": "sets.scatter",
-    "state": "states.state",
-    "state_io": "states.serialization",
-    "store": "stores.store",
-    "store_postgres": "stores.postgres",
-    "store_rows": "stores.backend",
-    "store_sqlite": "stores.sqlite",
-    "stream": "models.stream",
-    "weights": "models.weights",
-}
+#: Names within setstream, old=new. They will be removed in 0.3.
+OLD_AND_NEW = """
+    collectives=states.reduce data.ahead=_utils.prefetch data.arrow_ipc=data.formats.arrow data.files=data.formats
+    data.parquet=data.table_sets data.part=sets.source data.registry=_utils.registry data.served=sets.chunks
+    data.source=sets.source data.tables=data.formats.table drawn=gradients.unbiased durable=_utils.atomic
+    encoder=models.encoder fingerprint=states.fingerprint importance=gradients.importance layout=sets.layout model=models.model
+    partition=sets.partition parts=states.accumulators passes=gradients.exact places=_utils.import_path pool=pools.base
+    pretrained=models.pretrained pure=models.functional scale=bulk scale.bulk=bulk.encode scale.journal=bulk.journal
+    scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.output scale.scatter=sets.chunks serve.run=serve.app
+    state=states.state state_io=states.serialization store=stores.store store_postgres=stores.postgres
+    store_rows=stores.backend store_sqlite=stores.sqlite stream=models.stream weights=models.weights
+"""
+MOVED: dict[str, str] = dict(re.findall(r"(\S+)=(\S+)", OLD_AND_NEW))
 
 
 class _Moved(MetaPathFinder, Loader):
@@ -67,8 +39,7 @@ class _Moved(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        spec = module.__spec__
-        if spec is not None and spec.loader is self:
+        if (spec := module.__spec__) is not None and spec.loader is self:
             module.__spec__ = spec.loader_state
 
 

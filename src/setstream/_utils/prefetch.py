@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import repeat
-from typing import TypeVar, cast
+from itertools import repeat, takewhile
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,8 +34,7 @@ def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
     [0, 1, 4, 9]
     """
     if ahead < 1:
-        for call in reads:
-            yield call()
+        yield from (call() for call in reads)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="setstream-read") as pool:
         waiting: deque[Future[T]] = deque()
@@ -58,8 +57,5 @@ def iterate_ahead(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
     ['a', 'b', 'c']
     """
     end = object()
-    following: Callable[[], T | object] = partial(next, items, end)
-    for item in read_ahead(repeat(following), ahead):
-        if item is end:
-            return
-        yield cast(T, item)
+    following: Callable[[], Any] = partial(next, items, end)
+    yield from takewhile(lambda item: item is not end, read_ahead(repeat(following), ahead))

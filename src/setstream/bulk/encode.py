@@ -18,8 +18,8 @@ import torch
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.prefetch import decoded_ahead
-from setstream.bulk.journal import Journal, Skips, identity
-from setstream.bulk.options import EncodeOptions, Progress
+from setstream.bulk import EncodeOptions, Progress
+from setstream.bulk.journal import Journal, identity
 from setstream.bulk.output import WRITERS, as_rows, write_rows
 from setstream.bulk.partial import PartialStates
 from setstream.bulk.ray import encode_on_ray
@@ -37,16 +37,10 @@ COMMIT_ROWS, COMMIT_SETS = 2**20, 2**12
 
 
 def encode_sets(
-    model: SetModel | SetEncoder,
-    data: SetCollection,
-    out: str | Path,
-    options: EncodeOptions | None = None,
-    *,
-    progress: Progress | None = None,
-    on_bad: Callable[[str], None] | None = None,
-    **changes: Any,
-) -> int:
-    """Encode all sets and write one row per set.
+    model: SetModel | SetEncoder, data: SetCollection, out: str | Path, options: EncodeOptions | None = None, *,
+    progress: Progress | None = None, on_bad: Callable[[str], None] | None = None, **changes: Any,
+) -> int:  # fmt: skip
+    """Encode all sets and write one row per set; returns the number of rows.
 
     Args:
         model: In eval mode.
@@ -57,9 +51,6 @@ def encode_sets(
         on_bad: Called with what is wrong with a set that cannot be read or encoded. The set is left out (of an update, its
             new elements). A resumed run also reports what was left out before. Without on_bad, such sets are an error.
         changes: Fields of `options`.
-
-    Returns:
-        The number of rows.
     """
     options, out = replace(options or EncodeOptions(), **changes), Path(out)
     encoder = model.encoder if isinstance(model, SetModel) else model
@@ -69,17 +60,15 @@ def encode_sets(
     if options.states is not None and Path(options.states).exists() and not path.exists():
         raise ConfigurationError(f"{options.states} already exists: name a new file for the states")
     fingerprint, update = encoder.empty(1).fingerprint, str(options.update or "")
-    journal = Journal(path, {"encoder": fingerprint, "data": identity(data), "engine": options.engine, "update": update})
-    skips = Skips(journal, on_bad)
-    if options.engine == "ray":
-        encode_on_ray(encoder, data, skips, options, progress)
-    else:
-        encode_locally(encoder, data, skips, options, progress)
-    rows = write_rows(model, _with_earlier(journal, encoder, options.update), out, options.what, skips, options.chunks)
+    run = {"encoder": fingerprint, "data": identity(data), "engine": options.engine, "update": update}
+    journal = Journal(path, run, on_bad)
+    engine = encode_on_ray if options.engine == "ray" else encode_locally
+    engine(encoder, data, journal, options, progress)
+    rows = write_rows(model, _with_earlier(journal, encoder, options.update), out, options, journal.skip)
     if options.states is not None:
         whole = _with_earlier(journal, encoder, options.update)
         with whole_or_nothing(Path(options.states)) as hidden, StateStore(hidden, model) as store:
-            store.fill(((name, state) for name, state in whole if name not in skips.known), skips)
+            store.fill(((name, state) for name, state in whole if name not in journal.skipped), journal.skip)
     journal.delete()
     return rows
 
@@ -97,24 +86,24 @@ def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options
 
 
 def encode_locally(
-    encoder: SetEncoder, data: SetCollection, skips: Skips, options: EncodeOptions, progress: Progress | None = None
+    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress | None = None
 ) -> None:
     """Add all elements after the journal's position to the states in the journal."""
-    partial = PartialStates(encoder, options.chunk_size, skips, skips.journal.state, options.chunks)
+    partial = PartialStates(encoder, options.chunk_size, journal.skip, journal.state, options.chunks)
     elements = uncommitted = 0
-    done = skips.journal.position
-    for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), skips):
+    done = journal.position
+    for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), journal.skip):
         partial.add(block)
         elements, uncommitted = elements + len(block.ids), uncommitted + len(block.ids)
         if block.position is not None:
             done = block.position
             if block.final or uncommitted >= COMMIT_ROWS or len(partial.states) >= COMMIT_SETS:
-                skips.commit(partial.states.items(), done)
+                journal.commit(partial.states.items(), done)
                 partial.states.clear()
                 uncommitted = 0
         if progress is not None:
             progress(elements, done)
-    skips.commit(partial.states.items(), done)
+    journal.commit(partial.states.items(), done)
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:
@@ -123,10 +112,9 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
         yield from journal.states()
         return
     with StateStore(update, encoder) as earlier:
-        seen = set()
+        left = dict.fromkeys(earlier.ids())
         for name, state in journal.states():
-            seen.add(name)
-            yield name, earlier.get(name) + state.to(encoder.device or torch.device("cpu")) if name in earlier else state
-        for name in earlier.ids():
-            if name not in seen:
-                yield name, earlier.get(name)
+            known = name in left
+            left.pop(name, None)
+            yield name, earlier.get(name) + state.to(encoder.device or torch.device("cpu")) if known else state
+        yield from ((name, earlier.get(name)) for name in left)

@@ -6,7 +6,7 @@ Whenever the process is killed, the next run finds states and position as one of
 import hashlib
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,71 +25,73 @@ class Journal:
     """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out.
 
     Args:
-        path: The SQLite file.
         run: What identifies the run, as JSON values; a journal of another run is a ConfigurationError.
+        on_bad: Called with the reason for each set that is left out, also by an earlier run. Without it, such sets are errors.
     """
 
-    def __init__(self, path: Path, run: dict[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, run: dict[str, Any], on_bad: Callable[[str], None] | None = None) -> None:
+        self.path, self.on_bad = path, on_bad
         self.database = sqlite3.connect(path, isolation_level=None)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.executescript(TABLES)
-        before = self.meta("job")
+        before = self._meta("job")
         if before is not None and json.loads(before) != run:
             raise ConfigurationError(
-                f"{path}: is the journal of another run ({before}); finish that one, or delete the journal to begin anew"
+                f"{path}: is the journal of another run ({before}); finish that run, or delete the journal"
             )
         if before is None:
             self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(run),))
+        #: The sets that are left out, and why; and those since the last commit.
+        self.skipped: dict[str, str] = dict(self.database.execute("SELECT name, reason FROM skipped ORDER BY rowid"))
+        self._new: dict[str, str] = {}
+        for reason in self.skipped.values():
+            if on_bad is None:
+                advice = "Leave them out again (on_bad, --skip-bad), or delete the journal beside the output to begin anew"
+                raise DataError(f"an earlier run left out sets, like: {reason}. {advice}")
+            on_bad(reason)
 
-    def meta(self, key: str) -> str | None:
-        """A value by its key."""
+    def skip(self, name: str, reason: str) -> None:
+        if self.on_bad is None:
+            raise DataError(reason)
+        if name not in self.skipped:
+            self.on_bad(reason)
+            self.skipped[name] = self._new[name] = reason
+
+    def _meta(self, key: str) -> str | None:
         row = self.database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
-    def commit(self, states: Iterable[tuple[str, State]], position: int, skipped: Mapping[str, str] | None = None) -> None:
-        """Write states and position, all or nothing; states may be computed one by one while they are written.
+    def commit(self, states: Iterable[tuple[str, State]], position: int) -> None:
+        """Write states, how much is done after them, and what was left out, all or nothing.
 
-        Args:
-            states: New states of sets, by id.
-            position: How much is done after them.
-            skipped: Sets that are left out from now on, and the reasons; it may be filled while the states are made.
+        States may be computed one by one while they are written, and leave out sets.
         """
         write = self.database.execute
         write("BEGIN IMMEDIATE")
         try:
             count = write("SELECT COUNT(*) FROM states").fetchone()[0]
-            for number, (name, state) in enumerate(states):
-                write(
-                    "INSERT INTO states VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) DO UPDATE SET count = ?3, state = ?4",
-                    (name, count + number, int(state.count), state.to_bytes()),
-                )
-            self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", (skipped or {}).items())
+            insert = "INSERT INTO states VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) DO UPDATE SET count = ?3, state = ?4"
+            for number, (name, state) in enumerate(states, count):
+                write(insert, (name, number, int(state.count), state.to_bytes()))
+            self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", self._new.items())
             write("DELETE FROM states WHERE id IN (SELECT name FROM skipped)")
             write("INSERT OR REPLACE INTO meta VALUES ('position', ?)", (str(position),))
         except BaseException:
             write("ROLLBACK")
             raise
         write("COMMIT")
+        self._new = {}
 
-    def arrange(self, names: Iterable[str]) -> None:
-        """Change the order of the sets."""
+    def arrange(self, order: Callable[[list[str]], list[str]]) -> None:
+        names = [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
         self.database.execute("BEGIN IMMEDIATE")
-        self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(names))
+        self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(order(names)))
         self.database.execute("COMMIT")
-
-    def names(self) -> list[str]:
-        """The sets that have states, by name."""
-        return [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
-
-    def skipped(self) -> dict[str, str]:
-        """The sets that were left out, and why."""
-        return dict(self.database.execute("SELECT name, reason FROM skipped ORDER BY rowid"))
 
     @property
     def position(self) -> int:
         """How many sets, or rows of a table, are done."""
-        return int(self.meta("position") or 0)
+        return int(self._meta("position") or 0)
 
     def state(self, name: str) -> State | None:
         """The state of one set, if there is one."""
@@ -106,35 +108,6 @@ class Journal:
         self.database.close()
         for file in (self.path, *self.path.parent.glob(f"{self.path.name}-*")):
             file.unlink(missing_ok=True)
-
-
-class Skips:
-    """Sets that cannot be encoded: kept in the journal, reported to `on_bad` (also by a resumed run); without it, errors."""
-
-    def __init__(self, journal: Journal, on_bad: Callable[[str], None] | None) -> None:
-        self.journal, self.on_bad = journal, on_bad
-        self.known = journal.skipped()
-        self.new: dict[str, str] = {}  # since the last commit
-        for reason in self.known.values():
-            if on_bad is None:
-                raise DataError(
-                    f"an earlier run left out sets, like: {reason}. Leave them out again (on_bad, --skip-bad), or delete the "
-                    "journal beside the output to begin anew"
-                )
-            on_bad(reason)
-
-    def __call__(self, name: str, reason: str) -> None:
-        """Leave out a set."""
-        if self.on_bad is None:
-            raise DataError(reason)
-        if name not in self.known:
-            self.on_bad(reason)
-            self.known[name] = self.new[name] = reason
-
-    def commit(self, states: Iterable[tuple[str, State]], position: int) -> None:
-        """Commit states and position, and with them what was left out."""
-        self.journal.commit(states, position, self.new)
-        self.new = {}
 
 
 def identity(data: SetCollection) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
+from setstream.bulk import EncodeOptions
 from setstream.data.collection import Skip
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError
 from setstream.models.encoder import SetEncoder
@@ -32,59 +33,49 @@ def as_rows(output: Any) -> Tensor:
         return output.reshape(len(output), -1)
     if isinstance(output, dict):
         return torch.cat([as_rows(value) for value in output.values()], dim=1)
-    flat = getattr(output, "flat", None)
-    if flat is None:
+    if not hasattr(output, "flat"):
         raise MismatchError(f"a prediction of type {type(output).__name__} cannot be written: give the head a tensor output")
-    rows: Tensor = flat()
-    return rows
+    return output.flat()
 
 
 @torch.no_grad()
 def write_rows(
-    model: SetModel | SetEncoder,
-    states: Iterator[tuple[str, State]],
-    out: Path,
-    what: str,
-    skip: Skip,
-    chunks: str | None = None,
+    model: SetModel | SetEncoder, states: Iterator[tuple[str, State]], out: Path, options: EncodeOptions, skip: Skip
 ) -> int:
     """Finalise states and write their rows, some at a time. Sets without a finite encoding go to `skip`."""
     encoder = model.encoder if isinstance(model, SetModel) else model
     device = encoder.device or torch.device("cpu")
+
+    def finalize(pairs: list[tuple[str, State]]) -> Tensor:
+        return encoder.finalize(State.cat([state for _, state in pairs]).to(device), chunks=options.chunks)
+
     with whole_or_nothing(out) as hidden:
         writer = WRITERS[out.suffix](hidden)
         while batch := list(islice(states, BATCH)):
             try:
-                z = encoder.finalize(State.cat([state for _, state in batch]).to(device), chunks=chunks)
+                z = finalize(batch)
             except NonFiniteError:
-                batch = _finite(encoder, batch, device, skip, chunks)
+                bad = set()
+                for name, state in batch:
+                    try:
+                        finalize([(name, state)])
+                    except NonFiniteError as error:
+                        bad.add(name)
+                        skip(name, f"set {name!r}: {error}")
+                batch = [pair for pair in batch if pair[0] not in bad]
                 if not batch:
                     continue
-                z = encoder.finalize(State.cat([state for _, state in batch]).to(device), chunks=chunks)
+                z = finalize(batch)
             columns = {"count": np.array([int(state.count) for _, state in batch])}
-            if what != "predictions":
+            if options.what != "predictions":
                 columns["z"] = as_rows(z).float().cpu().numpy()
-            if what != "representations" and isinstance(model, SetModel):
+            if options.what != "representations" and isinstance(model, SetModel):
                 columns["y"] = as_rows(model.head(z)).float().cpu().numpy()
             writer.write([name for name, _ in batch], columns)
         writer.close()
         if not writer.rows:
             raise ConfigurationError("there are no sets to encode")
     return writer.rows
-
-
-def _finite(
-    encoder: SetEncoder, batch: list[tuple[str, State]], device: torch.device, skip: Skip, chunks: str | None
-) -> list[tuple[str, State]]:
-    """The sets whose encoding is finite; the others go to `skip`."""
-    finite = []
-    for name, state in batch:
-        try:
-            encoder.finalize(state.to(device), chunks=chunks)
-            finite.append((name, state))
-        except NonFiniteError as error:
-            skip(name, f"set {name!r}: {error}")
-    return finite
 
 
 class _ParquetRows:
@@ -95,7 +86,6 @@ class _ParquetRows:
         self.writer: Any = None
 
     def write(self, names: list[str], columns: dict[str, np.ndarray]) -> None:
-        """Add rows."""
         arrow, arrays = need("pyarrow"), {"id": need("pyarrow").array(names)}
         for name, values in columns.items():
             flat = arrow.array(values.ravel())
@@ -107,7 +97,6 @@ class _ParquetRows:
         self.rows += len(names)
 
     def close(self) -> None:
-        """Finish the file."""
         if self.writer is not None:
             self.writer.close()
 
@@ -119,7 +108,6 @@ class _H5Rows:
         self.file, self.rows = need("h5py").File(path, "w"), 0
 
     def write(self, names: list[str], columns: dict[str, np.ndarray]) -> None:
-        """Add rows."""
         values: dict[str, Any] = {"id": np.array(names, dtype=object)} | columns
         for name, column in values.items():
             if name not in self.file:
@@ -130,7 +118,6 @@ class _H5Rows:
         self.rows += len(names)
 
     def close(self) -> None:
-        """Finish the file."""
         self.file.close()
 
 

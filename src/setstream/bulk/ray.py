@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from setstream._utils.optional import need
-from setstream.bulk.journal import Journal, Skips
-from setstream.bulk.options import EncodeOptions, Progress
+from setstream.bulk import EncodeOptions, Progress
+from setstream.bulk.journal import Journal
 from setstream.bulk.partial import encode_share
-from setstream.data.collection import SetCollection, Share, Skip
+from setstream.data.collection import SetCollection, Share
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
 
@@ -68,50 +68,37 @@ def ray_states(
     ray_data = need("ray.data", "ray", "the engine ray")
     aggregate = need("ray.data.aggregate", "ray", "the engine ray")
     table = ray_data.from_items([{"share": share} for share in shares], override_num_blocks=min(len(shares), 4 * workers))
-    partial = table.map_batches(
-        _Worker,
-        fn_constructor_args=(encoder, data, chunk_size),
-        batch_size=1,
-        compute=ray_data.ActorPoolStrategy(size=workers),
-    )
-    summed = partial.groupby("id", num_partitions=4 * workers).aggregate(  # a partition is a task: not 200, the default
-        aggregate.AggregateFn(
-            init=lambda _: b"", accumulate_row=lambda total, row: _add(total, row["state"]), merge=_add, name="state"
-        ),
-        aggregate.AggregateFn(
-            init=lambda _: "",
-            accumulate_row=lambda total, row: total or row["problem"],
-            merge=lambda a, b: a or b,
-            name="problem",
-        ),
-    )
-    for row in summed.iter_rows():
+    pool = ray_data.ActorPoolStrategy(size=workers)
+    partial = table.map_batches(_Worker, fn_constructor_args=(encoder, data, chunk_size), batch_size=1, compute=pool)
+    states = aggregate.AggregateFn(lambda _: b"", _add, "state", lambda total, row: _add(total, row["state"]))
+    problems = aggregate.AggregateFn(lambda _: "", lambda a, b: a or b, "problem", lambda total, row: total or row["problem"])
+    groups = partial.groupby("id", num_partitions=4 * workers)  # a partition is a task: not 200, the default
+    for row in groups.aggregate(states, problems).iter_rows():
         yield row["id"], None if row["problem"] else State.from_bytes(row["state"]), row["problem"]
 
 
 def encode_on_ray(
-    encoder: SetEncoder, data: SetCollection, skips: Skips, options: EncodeOptions, progress: Progress | None = None
+    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress | None = None
 ) -> None:
     """Encode all shares, in rounds. What a round adds is committed at once, so a killed run goes on after its last round."""
-    journal = skips.journal
-    shares = data.shares(SHARE, skips)
+    shares = data.shares(SHARE, journal.skip)
     if journal.position < len(shares):
         with cluster(options.ray_address, options.workers) as workers:
             for start in range(journal.position, len(shares), ROUND):
                 stop = min(start + ROUND, len(shares))
                 states = ray_states(encoder, data, shares[start:stop], workers, options.chunk_size)
-                skips.commit(_added(states, journal, skips), stop)
+                journal.commit(_added(states, journal), stop)
                 if progress is not None:
                     done = shares[:stop]
                     progress(sum(share.elements for share in done), sum(share.units for share in done))
-    journal.arrange(data.output_order(journal.names()))
+    journal.arrange(data.output_order)
 
 
-def _added(states: Iterator[tuple[str, State | None, str]], journal: Journal, skip: Skip) -> Iterator[tuple[str, State]]:
-    """The states of a round, added to those in the journal; sets with a problem go to `skip`."""
+def _added(states: Iterator[tuple[str, State | None, str]], journal: Journal) -> Iterator[tuple[str, State]]:
+    """The states of a round, added to those in the journal; sets with a problem are skipped."""
     for name, state, problem in states:
         if state is None:
-            skip(name, problem)
-            continue
-        before = journal.state(name)
-        yield name, state if before is None else before + state
+            journal.skip(name, problem)
+        else:
+            before = journal.state(name)
+            yield name, state if before is None else before + state

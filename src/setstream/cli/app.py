@@ -10,13 +10,9 @@ import typer
 from rich.markup import escape
 
 from setstream import __version__
-from setstream.cli import commands
 from setstream.cli.command import app, console, error_console
+from setstream.cli.commands import main, slides  # noqa: F401  (they declare the commands)
 from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
-
-__all__ = ["app", "commands", "run"]
-
-FAILED, WRONG_OPTIONS, NOT_FINITE = 1, 2, 3
 
 
 def run() -> None:
@@ -27,8 +23,8 @@ def run() -> None:
     except SetstreamError as error:
         not_finite = isinstance(error, NonFiniteError)
         title = "not finite" if not_finite else "error"
-        error_console.print(f"[red]{title}:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
-        sys.exit(NOT_FINITE if not_finite else WRONG_OPTIONS if isinstance(error, ConfigurationError) else FAILED)
+        error_console.print(f"[red]{title}:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(3 if not_finite else 2 if isinstance(error, ConfigurationError) else 1)
 
 
 def _version(asked: bool) -> None:

@@ -1,63 +1,69 @@
 """How a command is declared: a function whose parameters are its flags, and the import path of the function that does the work.
 
-    @command("setstream.cli.report:run_report", examples=["setstream report runs/"])
-    def report(folders: Annotated[list[Path], typer.Argument(help="Run folders.")]) -> None:
+    @command("setstream.cli.report:run_report", "setstream report runs/")
+    def report(folders: Annotated[list[Path], Argument(help="Run folders.")]) -> None:
         '''Turn finished runs into a page.'''
 
 The work gets the flags as keyword arguments of the same names. Its module is imported when the command is run, and only then:
 torch takes seconds to import, and `--help` does not need it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import wraps
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer import Argument, Option
 
 from setstream._utils.optional import need
 
-console = Console()
-error_console = Console(stderr=True)
+console, error_console = Console(highlight=False), Console(highlight=False, stderr=True)
+# Flags that several commands share.
+Config = Annotated[Path | None, Option(help="Options in a TOML, YAML or JSON file; flags take precedence.")]
+Options = Annotated[
+    list[str] | None, Option("-o", "--option", help="NAME=VALUE, task.NAME=VALUE or model.NAME=VALUE; may be repeated.")
+]
+Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+Model = Annotated[str, Argument(help="A run folder, a saved model's folder, a shipped model's name, or package.module:name.")]
+Builder = Annotated[str | None, Option(help="For your own saved model: the function that builds it, package.module:name.")]
+Trust = Annotated[
+    list[str] | None,
+    Option(help="package.module:name of your own task, backbone or builder that the folder's config.json may name."),
+]
+AverageChunks = Annotated[
+    str | None, Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error.")
+]
 #: The import path of each command's work.
 WORK: dict[Callable[..., None], str] = {}
+SUMMARY = "Encode sets of any size, in any chunks, to the same answer; train through all of it in constant memory."
+STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "add_completion": False}
+app = typer.Typer(name="setstream", help=SUMMARY, pretty_exceptions_enable=False, **STYLE)
 
 
-def make_app(**options: Any) -> typer.Typer:
-    """A group of commands."""
-    return typer.Typer(
-        no_args_is_help=True, rich_markup_mode="rich", add_completion=False, pretty_exceptions_enable=False, **options
-    )
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None) -> None:
+    """Print rows of texts below the names of their columns."""
+    table = Table(*columns, box=None, title=title)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
 
 
-app = make_app(
-    name="setstream",
-    help="Encode sets of any size, in any chunks, to the same answer; train through all of it in constant memory.",
-)
+def print_skipped(problem: str) -> None:
+    """Say that something was left out, and why."""
+    console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True)
 
 
 def command(
-    work: str,
-    *,
-    group: typer.Typer = app,
-    needs: tuple[str, ...] = (),
-    examples: Sequence[str] = (),
-    note: str | None = None,
-    **options: Any,
+    work: str, *examples: str, group: typer.Typer = app, needs: tuple[str, ...] = (), note: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command.
-
-    Args:
-        work: `package.module:function` that is called with the flags.
-        group: the group that the command belongs to.
-        needs: an extra, followed by its libraries that the module of the work imports.
-        examples: command lines for the end of its help.
-        note: a sentence below the examples.
-        options: further options of `typer.Typer.command`.
-    """
-    title = ["[bold]Examples[/bold]" if len(examples) > 1 else "[bold]Example[/bold]"] if examples else []
-    epilog = "\n\n".join([*title, *examples, *([note] if note else [])])
+    """Declare a command: `examples` and `note` end its help; `needs` is an extra, then its libraries that the work imports."""
+    title = "[bold]Examples[/bold]" if len(examples) > 1 else "[bold]Example[/bold]"
+    epilog = "\n\n".join([title, *examples, *([note] if note else [])])
 
     def declare(flags: Callable[..., None]) -> Callable[..., None]:
         @wraps(flags)
@@ -67,6 +73,6 @@ def command(
             resolve_name(work)(**values)
 
         WORK[run] = work
-        return group.command(epilog=epilog or None, **options)(run)
+        return group.command(epilog=epilog)(run)
 
     return declare

@@ -4,11 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream.bulk.encode import EncodeOptions, encode_sets
-from setstream.cli.command import console
+from setstream.cli.command import console, print_skipped
 from setstream.data import open_collection
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
@@ -45,6 +44,5 @@ def run_encode(
             count = encode_sets(network, sets, out, chosen, progress=show, on_bad=skipped.append if skip_bad else None)
     finally:  # also if the run ends early
         for problem in skipped:
-            console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
-    left_out = f", {len(skipped)} skipped" if skipped else ""
-    console.print(f"{count} sets{left_out}: {out}", highlight=False)
+            print_skipped(problem)
+    console.print(f"{count} sets{f', {len(skipped)} skipped' if skipped else ''}: {out}")

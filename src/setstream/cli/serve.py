@@ -1,14 +1,17 @@
 """`setstream serve`: a model and its states over HTTP."""
 
 import os
+import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from setstream.cli.command import console, error_console
 from setstream.errors import MismatchError
+from setstream.serve.app import listen, make_server
 from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
-from setstream.serve.run import listen, make_server, run
 from setstream.stores.store import StateStore
 from setstream.tasks.loading import open_model
 from setstream.training.processes import choose_device
@@ -27,31 +30,19 @@ def run_serve(
     max_body: int,
     max_elements: int,
     max_sets: int,
-    connections: int,
-    grace: int,
     threads: int,
     chunks: str | None,
     device: str,
-    log_level: str,
+    **running: Any,
 ) -> None:
-    """Open the model and the store, and serve them; the log goes to the standard error."""
+    """Open the model and the store, and serve them; `running` are options of `make_server`. The log goes to standard error."""
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
     if not local and not tokens:
-        error_console.print(
-            f"[yellow]no tokens:[/yellow] every client that can reach {host} may read and change all sets. "
-            f"Set {TOKEN_VARIABLE} or give --token-file.",
-            soft_wrap=True,
-            highlight=False,
-        )
-    options = Options(
-        tokens=tokens,
-        hosts=(*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or [])),
-        max_body=max_body,
-        max_elements=max_elements,
-        max_sets=max_sets,
-        max_waiting=max(16 * max_body, 256 * 2**20),
-    )
+        warning = f"every client that can reach {host} may read and change all sets. Set {TOKEN_VARIABLE} or give --token-file."
+        error_console.print(f"[yellow]no tokens:[/yellow] {warning}", soft_wrap=True)
+    hosts = (*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or []))
+    options = Options(tokens, hosts, max_body, max_elements, max_sets, max_waiting=max(16 * max_body, 256 * 2**20))
     torch.set_num_threads(threads)
     network = open_model(model, builder, trust or []).to(choose_device(device))
     with listen(host, port) as socket:
@@ -59,12 +50,11 @@ def run_serve(
             opened = StateStore(states or states_of(model), network, chunks=chunks)
         except MismatchError as error:  # its message holds no password
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
-
-        def ready(url: str) -> None:
-            console.print(f"{model} at {url}   (Ctrl-C stops it)", markup=False, highlight=False, soft_wrap=True)
-
-        limits = {"connections": connections, "grace": grace}
-        run(make_server(opened, options, name=model, host=host, log_level=log_level, ready=ready, **limits), socket)
+        ready = partial(console.print, model, "at", end="   (Ctrl-C stops it)\n", markup=False, soft_wrap=True)
+        # Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load;
+        # Python's default of 5 ms would be added to every step of every request.
+        sys.setswitchinterval(0.0005)
+        make_server(opened, options, name=model, host=host, ready=ready, **running).run([socket])
 
 
 def states_of(model: str) -> str:

@@ -1,28 +1,16 @@
 """`setstream slides`: from whole-slide images to patches, features and heat maps."""
 
 import csv
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream._utils.atomic import whole_or_nothing, write_atomically
 from setstream._utils.optional import need
-from setstream.cli.command import console
+from setstream.cli.command import console, print_skipped
 from setstream.data import H5Source
-from setstream.data.slides import (
-    GridOptions,
-    Slide,
-    SlideSource,
-    camelyon16,
-    find_slides,
-    heat_map,
-    patch_slides,
-    read_grid,
-    save_png,
-)
+from setstream.data import slides as wsi
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 from setstream.tasks.loading import open_model
@@ -39,24 +27,20 @@ def _bar() -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
-def _skipped(problem: str) -> None:
-    console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
-
-
 def run_patch(
     slides: Path, out: Path, images: bool, workers: int, without: list[str] | None, skip_bad: bool, **grid: Any
 ) -> None:
     """Write the coordinates of patches; `grid` are the options of `GridOptions`."""
-    options = GridOptions(**grid)
-    paths = find_slides(slides, without or ())
+    options = wsi.GridOptions(**grid)
+    paths = wsi.find_slides(slides, without or ())
     total, bad = 0, 0
     with _bar() as bar:
         row = bar.add_task("patching", total=len(paths), note="")
-        on_bad = _skipped if skip_bad else None
-        for path, count in patch_slides(paths, out, options, workers=workers, images=images, on_bad=on_bad):
+        on_bad = print_skipped if skip_bad else None
+        for path, count in wsi.patch_slides(paths, out, options, workers=workers, images=images, on_bad=on_bad):
             total, bad = total + (count or 0), bad + (count is None)
             bar.update(row, advance=1, note=f"{path.stem}: {count or 0:,} patches")
-    console.print(f"{len(paths) - bad} slides, {total:,} patches: {out / options.folder}", highlight=False, soft_wrap=True)
+    console.print(f"{len(paths) - bad} slides, {total:,} patches: {out / options.folder}", soft_wrap=True)
 
 
 def run_features(
@@ -74,7 +58,7 @@ def run_features(
     files = sorted(file for file in folder.glob("*_patches.h5") if not file.name.startswith("."))
     if not files:
         raise DataError(f"{folder}: holds no *_patches.h5; `setstream slides patch` writes them")
-    by_name = {path.stem: path for path in find_slides(slides, without or ())}
+    by_name = {path.stem: path for path in wsi.find_slides(slides, without or ())}
     module, place = trained_backbone(backbone, weights), choose_device(device)
     written = 0
     with _bar() as bar:
@@ -85,7 +69,7 @@ def run_features(
                 target = features_file(folder, backbone, source.id)
                 if not is_done(target, source):
 
-                    def show(done: int, source: SlideSource = source) -> None:
+                    def show(done: int, source: wsi.SlideSource = source) -> None:
                         bar.update(row, note=f"{source.id}: {done:,} of {len(source):,} patches")
 
                     write_features(module, source, target, encoder=backbone, chunk_size=chunk_size, device=place, progress=show)
@@ -94,9 +78,9 @@ def run_features(
             except DataError as error:
                 if not skip_bad:
                     raise
-                _skipped(str(error))
+                print_skipped(str(error))
             bar.advance(row)
-    console.print(f"{written} slides written: {features_file(folder, backbone, 'x').parent}", highlight=False, soft_wrap=True)
+    console.print(f"{written} slides written: {features_file(folder, backbone, 'x').parent}", soft_wrap=True)
 
 
 def run_heatmap(
@@ -118,19 +102,18 @@ def run_heatmap(
     network = open_model(model, builder, trust or []).to(choose_device(device))
     source: SetSource
     if features_of is not None:
-        source, grid = H5Source(features_of), read_grid(features_of)
+        source, grid = H5Source(features_of), wsi.read_grid(features_of)
     else:
-        source = SlideSource(slide, patches)
+        source = wsi.SlideSource(slide, patches)
         grid = source.grid
     with console.status("computing scores"):
         scores = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
-    with Slide(slide) as opened:
-        save_png(out / f"{slide.stem}.png", heat_map(opened, grid, scores.elements[score].double().numpy()))
-    columns: dict[str, Any] = OrderedDict(x=grid.coords[:, 0], y=grid.coords[:, 1])
+    with wsi.Slide(slide) as opened:
+        wsi.save_png(out / f"{slide.stem}.png", wsi.heat_map(opened, grid, scores.elements[score].double().numpy()))
+    columns: dict[str, Any] = {"x": grid.coords[:, 0], "y": grid.coords[:, 1]}
     columns |= {name: values.double().numpy() for name, values in scores.elements.items()}
     write_table(out / f"{slide.stem}.{table}", columns, grid.attributes() | {"probability": scores.probability})
-    files = f"{out / slide.stem}.png, .{table}"
-    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {files}", highlight=False, soft_wrap=True)
+    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .{table}", soft_wrap=True)
 
 
 def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:
@@ -144,7 +127,7 @@ def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any])
                     block = (values[start : start + ROWS].tolist() for values in columns.values())
                     writer.writerows(zip(*block, strict=True))
         elif path.suffix == ".parquet":
-            need("pyarrow.parquet").write_table(need("pyarrow").table(dict(columns)), hidden)
+            need("pyarrow.parquet").write_table(need("pyarrow").table(columns), hidden)
         else:
             with need("h5py").File(hidden, "w") as file:
                 for name, values in columns.items():
@@ -154,9 +137,8 @@ def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any])
 
 def run_camelyon16(root: Path, out: Path, features_in: Path | None, whole: bool) -> None:
     """Write labels and splits."""
-    splits = camelyon16(root, features_in, whole=whole)
+    splits = wsi.camelyon16(root, features_in, whole=whole)
     rows = [f"{source.id},{source.label},{split}" for split, data in splits.items() for source in data]
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, "\n".join(["slide_id,label,split", *rows]) + "\n")
     counts = ", ".join(f"{len(data)} {split} ({sum(data.labels)} with a tumour)" for split, data in splits.items())
-    console.print(f"{counts}: {out}", highlight=False, soft_wrap=True)
+    console.print(f"{counts}: {out}", soft_wrap=True)

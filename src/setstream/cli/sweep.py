@@ -35,8 +35,7 @@ from rich.table import Table
 
 from setstream._utils.atomic import write_atomically
 from setstream.cli.command import console
-from setstream.cli.options import merge
-from setstream.cli.train import INTERRUPTED
+from setstream.cli.train import INTERRUPTED, merge
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.record import read_metrics
@@ -58,16 +57,13 @@ class Run:
         """Whether it is finished, with these options."""
         if not (self.folder / "result.json").exists():
             return False
-        changed = self.config.changed_since(read_options(self.folder / "config.json"))
-        if changed:
-            raise ConfigurationError(
-                f"{self.folder} holds a finished run with other {', '.join(changed)}: give this run another name, or move it"
-            )
+        if changed := self.config.changed_since(read_options(self.folder / "config.json")):
+            other = f"{self.folder} holds a finished run with other {', '.join(changed)}"
+            raise ConfigurationError(f"{other}: give this run another name, or move it")
         return True
 
     def start(self, threads: int) -> subprocess.Popen[bytes]:
         """Start or resume it in a separate process."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         options = self.folder / "options.json"
         write_atomically(options, json.dumps(self.config.to_dict()))
         command = [sys.executable, "-m", "setstream.cli", "train", "--config", str(options), "--out", str(self.folder)]
@@ -81,8 +77,7 @@ class Run:
 def read_sweep(file: Path, out: Path) -> list[Run]:
     """The runs that a file describes."""
     options = read_options(file)
-    unknown = set(options) - {"defaults", "runs"}
-    if unknown or not isinstance(options.get("runs"), list) or not options["runs"]:
+    if set(options) - {"defaults", "runs"} or not isinstance(options.get("runs"), list) or not options["runs"]:
         raise ConfigurationError(f"{file} must hold [defaults] (optional) and a list of [[runs]], each with a name")
     runs: dict[str, Run] = {}
     for table in itertools.chain.from_iterable(map(combinations, options["runs"])):
@@ -91,8 +86,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
         name, after = table.pop("name"), table.pop("after", [])
         if name in runs:
             raise ConfigurationError(f"the names of runs must differ: {name!r} is given twice")
-        unknown = set(after) - set(runs)
-        if unknown:
+        if unknown := set(after) - set(runs):
             raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that are defined above it")
         config = filled(merge(options.get("defaults", {}), table), {"out": str(out)})
         runs[name] = Run(name, TrainConfig.from_dict(config), out / name, after)
@@ -105,10 +99,10 @@ def combinations(table: dict[str, Any]) -> list[dict[str, Any]]:
     >>> combinations({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
     [{'name': 'full-0', 'seed': 0}, {'name': 'full-1', 'seed': 1}]
     """
-    each = table.get("each", {})
+    template = dict(table)
+    each = template.pop("each", {})
     if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
         raise ConfigurationError(f"each = {{name = [value, ...], ...}} gives every name a list of values; got {each!r}")
-    template = {name: value for name, value in table.items() if name != "each"}
     return [filled(template, dict(zip(each, values, strict=True))) for values in itertools.product(*each.values())]
 
 
@@ -118,9 +112,7 @@ def filled(template: Any, values: dict[str, Any]) -> Any:
         return {name: filled(option, values) for name, option in template.items()}
     if isinstance(template, list):
         return [filled(option, values) for option in template]
-    if not isinstance(template, str):
-        return template
-    for name, value in values.items():
+    for name, value in values.items() if isinstance(template, str) else ():
         if template == f"{{{name}}}":
             return value
         template = template.replace(f"{{{name}}}", str(value))
@@ -129,9 +121,8 @@ def filled(template: Any, values: dict[str, Any]) -> Any:
 
 def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
     """The first run that can start; runs after a failed run have failed, too."""
-    by_name = {run.name: run for run in runs}
     for run in list(waiting):
-        required = [by_name[name] for name in run.after]
+        required = [other for other in runs if other.name in run.after]
         if any(other.failed for other in required):
             run.failed = True
             waiting.remove(run)
@@ -143,16 +134,14 @@ def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
 
 def overview(runs: list[Run]) -> Group:
     """The progress of all runs; below it, the errors of failed ones."""
-    rows = Table("run", "model", "gradient", "step", "loss", "last test", box=None)
-    problems = []
+    rows, problems = Table("run", "model", "gradient", "step", "loss", "last test", box=None), []
     for run in runs:
         train, tests = read_metrics(run.folder, "train"), read_metrics(run.folder, "test") + read_metrics(run.folder, "final")
         test = {key: value for key, value in tests[-1].items() if key not in ("step", "kind")} if tests else {}
-        step = f"{train[-1]['step'] if train else 0}/{run.config.steps}"
-        loss = f"{train[-1]['loss']:.3f}" if train else ""
+        step, loss = (train[-1]["step"], f"{train[-1]['loss']:.3f}") if train else (0, "")
         color = "red" if run.failed else "green" if run.done else "yellow" if run.started else "dim"
         metrics = "  ".join(f"{key} {value:.3f}" for key, value in test.items())
-        rows.add_row(run.name, run.config.model, run.config.gradient, step, loss, metrics, style=color)
+        rows.add_row(run.name, run.config.model, run.config.gradient, f"{step}/{run.config.steps}", loss, metrics, style=color)
         if run.failed:
             log = run.folder / "log.txt"
             last = escape("\n".join(log.read_text().splitlines()[-2:])) if log.exists() else "a run before it failed"
@@ -188,7 +177,5 @@ def run_sweep(file: Path, out: Path, jobs: int, threads: int) -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if signals:
-        raise typer.Exit(INTERRUPTED)
-    if any(run.failed for run in runs):
-        raise typer.Exit(1)
+    if signals or any(run.failed for run in runs):
+        raise typer.Exit(INTERRUPTED if signals else 1)

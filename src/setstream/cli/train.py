@@ -1,24 +1,60 @@
-"""`setstream train`, `setstream evaluate` and `setstream crossval`."""
+"""`setstream train`, `evaluate` and `crossval`, and how flags and files become the options of a run."""
 
 import dataclasses
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import typer
 from rich.progress import Progress
-from rich.table import Table
 
-from setstream.cli.command import console
-from setstream.cli.options import assignments, build_config, merge
+from setstream.cli.command import console, print_table
 from setstream.errors import ConfigurationError
 from setstream.training import Trainer
+from setstream.training.config import TrainConfig, read_options
 from setstream.training.crossval import cross_validate, summarise
 from setstream.training.processes import choose_device
 from setstream.training.registry import SavedRun, build_task, read_run
 
 INTERRUPTED = 130
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` on top; mappings are merged, not replaced."""
+    both = {name for name in changes if isinstance(base.get(name), dict) and isinstance(changes[name], dict)}
+    return base | changes | {name: merge(base[name], changes[name]) for name in both}
+
+
+def assignments(pairs: list[str]) -> dict[str, Any]:
+    """Options from NAME=VALUE, where a value is JSON or a text; `task.NAME` and `model.NAME` go to the task and the model.
+
+    >>> assignments(["lr=0.01", "amp=true", "model.num_slots=16", "model.slots=learned"])
+    {'lr': 0.01, 'amp': True, 'model_options': {'num_slots': 16, 'slots': 'learned'}}
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ConfigurationError(f"an option is NAME=VALUE, like lr=0.001 or model.num_slots=16; got {pair!r}")
+        value: Any = text
+        with suppress(json.JSONDecodeError):
+            value = json.loads(text)
+        owner, dot, inner = name.partition(".")
+        if not dot:
+            options[name] = value
+        elif owner in ("task", "model"):
+            options.setdefault(f"{owner}_options", {})[inner] = value
+        else:
+            raise ConfigurationError(f"options with a dot begin with task. or model.; got {name!r}")
+    return options
+
+
+def build_config(file: Path | None, flags: dict[str, Any], pairs: list[str]) -> TrainConfig:
+    """The options of a run: those of the file, then flags, then assignments."""
+    options = merge(read_options(file) if file else {}, {name: value for name, value in flags.items() if value is not None})
+    return TrainConfig.from_dict(merge(options, assignments(pairs)))
 
 
 def run_train(out: Path | None, config: Path | None, option: list[str] | None, resume: bool, **flags: Any) -> None:
@@ -28,7 +64,7 @@ def run_train(out: Path | None, config: Path | None, option: list[str] | None, r
     trainer = Trainer(build_task(options), options, out or Path("runs") / name)
     result = trainer.run(resume=resume)
     trainer.processes.leave()
-    console.print(f"run folder: {result.folder}", highlight=False)
+    console.print(f"run folder: {result.folder}")
     if not result.done:
         raise typer.Exit(INTERRUPTED)
 
@@ -36,22 +72,17 @@ def run_train(out: Path | None, config: Path | None, option: list[str] | None, r
 def run_evaluate(folder: Path, option: list[str] | None, device: str, as_json: bool, trust: list[str] | None) -> None:
     """Evaluate the model of a run, perhaps on other data of the same task."""
     config = read_run(folder)
-    changes = assignments(option or [])
-    if set(changes) - {"task_options"}:
+    if set(changes := assignments(option or [])) - {"task_options"}:
         raise ConfigurationError(f"evaluate changes options of the task only (task.NAME=VALUE); got {sorted(changes)}")
     config = dataclasses.replace(config, task_options=merge(config.task_options, changes.get("task_options", {})))
     run = SavedRun(folder, config, trust or [])
     task = run.task()
-    model = run.model(task).to(choose_device(device))
     with torch.no_grad():
-        metrics = task.evaluate(model)
+        metrics = task.evaluate(run.model(task).to(choose_device(device)))
     if as_json:
         print(json.dumps(metrics))
-        return
-    rows = Table("metric", "value", box=None)
-    for name, value in metrics.items():
-        rows.add_row(name, f"{value:.5f}")
-    console.print(rows)
+    else:
+        print_table(("metric", "value"), [(name, f"{value:.5f}") for name, value in metrics.items()])
 
 
 def run_crossval(
@@ -61,11 +92,9 @@ def run_crossval(
     options = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
     with Progress(console=console) as bar:
         row = bar.add_task(f"{task}/{model}", total=folds * repeats)
-        scores = cross_validate(
-            options, build_task, out, folds=folds, repeats=repeats, progress=lambda done: bar.update(row, completed=done)
-        )
-    rows = Table("metric", "mean", "± over repeats", "95 % interval", box=None)
-    for name, score in summarise(scores, repeats).items():
-        interval = f"{score['low']:.4f} .. {score['high']:.4f}"
-        rows.add_row(name, f"{score['mean']:.4f}", f"{score['over_repeats']:.4f}", interval)
-    console.print(rows)
+        scores = cross_validate(options, out, folds, repeats, lambda done: bar.update(row, completed=done))
+    rows = [
+        (name, f"{score['mean']:.4f}", f"{score['over_repeats']:.4f}", f"{score['low']:.4f} .. {score['high']:.4f}")
+        for name, score in summarise(scores, repeats).items()
+    ]
+    print_table(("metric", "mean", "± over repeats", "95 % interval"), rows)

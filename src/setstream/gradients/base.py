@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
-from setstream.pools.base import Context, select_sets
+from setstream.pools.base import Context, Want, select_sets
 from setstream.pools.kernels.shared_rows import add_bar
 from setstream.pools.kernels.weighted_sums import block_size
 from setstream.sets.layout import Packed
@@ -331,12 +331,12 @@ class WayBack:
         #: The gradients of the context, summed over all blocks.
         self.bars = {name: torch.zeros_like(tensor, dtype=wide) for name, tensor in self.context.items()}
 
-    def __call__(self, block: Packed, features: Tensor, norms: bool = False, factor: Tensor | None = None) -> Tensor:
+    def __call__(self, block: Packed, features: Tensor, want: Want = "rows", factor: Tensor | None = None) -> Tensor:
         """The cotangents (M, in_dim) of a block's features (M, in_dim), or their norms (M,); times a factor per set."""
         all_sets = self.whole
         if factor is not None:
             all_sets = all_sets | {name: t * align(factor.to(t), t) for name, t in all_sets.items() if name in self.graded}
-        result = features.new_empty(features.shape[:1] if norms else features.shape)
+        result = features.new_empty(features.shape[:1] if want == "norms" else features.shape)
         size = block_size(features.device, max(self.pool.width, features.shape[-1]))
         batch = len(self.run.empty)
         with torch.no_grad(), self.run.autocast():
@@ -346,8 +346,9 @@ class WayBack:
                     context, whole = self.context, all_sets
                     if len(sets) < batch:
                         context, whole = select_sets(context, sets), select_sets(whole, sets)
-                    to_features, to_context = self.pool.pull_back(context, dense, mask, whole, norms)
-                    result[here][where] = to_features.flatten(0, 1) if mask is None else to_features[mask]
+                    to_features, to_context = self.pool.pull_back(context, dense, mask, whole, want)
+                    if to_features is not None:
+                        result[here][where] = to_features.flatten(0, 1) if mask is None else to_features[mask]
                     for name, bar in to_context.items():
                         add_bar(self.bars[name], bar, sets)
         return result

@@ -63,7 +63,8 @@ class Recomputation:
                 gradients = sums.add(parts.values(), weighted, extra)
             else:
                 features = run.recompute_features(index, elements)
-                gradients = sums.add([features], [way_back(block, features.detach(), factor=factor)], extra)
+                bars = way_back(block, features.detach(), "rows" if run.learns_phi else None, factor)
+                gradients = sums.add([features], [bars], extra)
             if to_elements is not None and gradients[0] is not None:
                 to_elements[block.positions] += gradients[0]
         if way_back is not None:

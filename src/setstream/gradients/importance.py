@@ -122,7 +122,7 @@ class ImportanceSampling:
         norms: list[Tensor] = []
         for index, block in enumerate(self.blocks):
             if way_back is not None:
-                norms.append(way_back(block, self.cache.features(index, block), norms=True))
+                norms.append(way_back(block, self.cache.features(index, block), "norms" if run.learns_phi else None))
                 continue
             for g in self._through_pool(index, block, cotangents, sums):
                 norms.append(torch.linalg.vector_norm(g, dim=1))

@@ -11,8 +11,8 @@ The tensors of a state have the names of `setstream.models.functional`; those of
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +26,6 @@ from setstream.models import functional as pure
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.pools.base import named_tensors
-
-CHUNK, OTHER, NEW = "chunk", "other.", "new."
 
 
 class _Graph(nn.Module):
@@ -57,49 +55,10 @@ def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str
     for package in ("onnx", "onnxscript"):
         need(package, "onnx", "ONNX files")
     if elements.dim() < 2 or not len(elements):
-        raise ShapeError(
-            f"elements are (M, ...), at least one, to show what an element looks like; got {tuple(elements.shape)}"
-        )
-    folder = Path(folder)
+        shape = tuple(elements.shape)
+        raise ShapeError(f"elements are (M, ...), at least one, to show what an element looks like; got {shape}")
+    encoder, folder = model.encoder, Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with evaluating(model):
-        _export(model, folder, elements, chunks)
-    return folder
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's messages about missing packages and renamed values."""
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir")):
-            stack.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.ERROR)
-        yield
-
-
-def _answer(model: SetModel, state: pure.Tensors) -> Any:
-    output = model.head(pure.finalize(model.encoder, state))
-    return output.named() if hasattr(output, "named") else output
-
-
-def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None) -> None:
-    encoder = model.encoder
-    if encoder.pool.draw_accumulators(1, elements.device, None):
-        raise ConfigurationError("this pool draws at random in eval mode, too, which a graph cannot do")
-    nothing = pure.empty(encoder, 1, elements, chunks=chunks)
-    names = list(nothing)
-    two = pure.empty(encoder, 2, elements, chunks=chunks)
-    chunk = torch.stack([elements[:1].expand(3, *elements.shape[1:])] * 2).contiguous()
-    shown = pure.update(encoder, two, chunk, chunks=chunks)
-    output = _answer(model, shown)
-    if not all(isinstance(tensor, Tensor) for _, tensor in named_tensors(output)):
-        raise ConfigurationError(
-            f"the head returns a {type(output).__name__}; a graph returns tensors: let it return a tensor, a dict of them, or "
-            "something whose named() is one"
-        )
-    results = [name.replace("z", "output", 1) for name, _ in named_tensors(output)]
 
     def states(tensors: tuple[Tensor, ...]) -> pure.Tensors:
         return dict(zip(names, tensors, strict=True))
@@ -111,28 +70,39 @@ def _export(model: SetModel, folder: Path, elements: Tensor, chunks: str | None)
         return pure.merge(encoder, states(tensors[: len(names)]), states(tensors[len(names) :]), chunks=chunks)
 
     def predict(*tensors: Tensor) -> Any:
-        return _answer(model, states(tensors))
+        output = model.head(pure.finalize(encoder, states(tensors)))
+        return output.named() if hasattr(output, "named") else output
 
-    state, fresh = tuple(shown.values()), [NEW + name for name in names]
-    other = tuple(tensor.clone() for tensor in state)  # the exporter would treat one tensor in two places as one input
-    graphs: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], list[str], list[str]]] = {
-        "update": (update, (*state, chunk), [*names, CHUNK], fresh),
-        "merge": (merge, (*state, *other), [*names, *(OTHER + name for name in names)], fresh),
-        "predict": (predict, state, names, results),
-    }
-    batch, size = torch.export.Dim("batch", min=1), torch.export.Dim("size", min=1)
-    for name, (run, example, inputs, outputs) in graphs.items():
-        axes = tuple({0: batch, 1: size} if tensor == CHUNK else {0: batch} for tensor in inputs)
-        with _quiet():
-            program = torch.onnx.export(
-                _Graph(model, run).eval(),
-                example,
-                input_names=inputs,
-                output_names=outputs,
-                dynamic_shapes=(axes,),
-                dynamo=True,
-                verbose=False,
+    # Without the exporter's messages about missing packages and renamed values.
+    with evaluating(model), warnings.catch_warnings(action="ignore"), ExitStack() as stack:
+        for logger in map(logging.getLogger, ("torch.onnx", "onnxscript", "onnx_ir")):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        if encoder.pool.draw_accumulators(1, elements.device, None):
+            raise ConfigurationError("this pool draws at random in eval mode, too, which a graph cannot do")
+        nothing, two = (pure.empty(encoder, sets, elements, chunks=chunks) for sets in (1, 2))
+        names = list(nothing)
+        chunk = torch.stack([elements[:1].expand(3, *elements.shape[1:])] * 2).contiguous()
+        state = tuple(pure.update(encoder, two, chunk, chunks=chunks).values())
+        other = tuple(tensor.clone() for tensor in state)  # the exporter would treat one tensor in two places as one input
+        output = predict(*state)
+        if not all(isinstance(tensor, Tensor) for _, tensor in named_tensors(output)):
+            raise ConfigurationError(
+                f"the head returns a {type(output).__name__}; a graph returns tensors: let it return a tensor, a dict of them, "
+                "or something whose named() is one"
             )
-        cast(torch.onnx.ONNXProgram, program).save(folder / f"{name}.onnx", external_data=False)
+        results, new = [name.replace("z", "output", 1) for name, _ in named_tensors(output)], [f"new.{name}" for name in names]
+        batch, size = torch.export.Dim("batch", min=1), torch.export.Dim("size", min=1)
+        graphs: list[tuple[Callable[..., Any], tuple[Tensor, ...], list[str], list[str]]] = [
+            (update, (*state, chunk), [*names, "chunk"], new),
+            (merge, (*state, *other), [*names, *(f"other.{name}" for name in names)], new),
+            (predict, state, names, results),
+        ]
+        for run, example, inputs, outputs in graphs:
+            axes = tuple({0: batch, 1: size} if tensor == "chunk" else {0: batch} for tensor in inputs)
+            options: dict[str, Any] = {"input_names": inputs, "output_names": outputs, "dynamic_shapes": (axes,)}
+            program = torch.onnx.export(_Graph(model, run).eval(), example, dynamo=True, verbose=False, **options)
+            cast(torch.onnx.ONNXProgram, program).save(folder / f"{run.__name__}.onnx", external_data=False)
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in nothing.items()}
     np.savez(folder / "empty.npz", **arrays)
+    return folder

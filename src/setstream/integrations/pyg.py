@@ -19,6 +19,9 @@ from setstream.pools.base import Pool, named_tensors
 need("torch_geometric", "pyg", "aggregations")
 
 from torch_geometric.nn.aggr import Aggregation  # noqa: E402 - only after the extra is known to be there
+from torch_geometric.nn.inits import reset  # noqa: E402
+
+Index = Tensor | None
 
 
 class PoolAggregation(Aggregation):
@@ -50,26 +53,16 @@ class PoolAggregation(Aggregation):
 
     def reset_parameters(self) -> None:
         """Reset the weights of all submodules that have a `reset_parameters`."""
-        for module in self.pool.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
+        reset(self.pool)
 
     def forward(
-        self,
-        x: Tensor,
-        index: Tensor | None = None,
-        ptr: Tensor | None = None,
-        dim_size: int | None = None,
-        dim: int = -2,
-        max_num_elements: int | None = None,
+        self, x: Tensor, index: Index = None, ptr: Index = None, dim_size: int | None = None, dim: int = -2, **_: Any
     ) -> Any:
         """x (N, in_dim) and either index (N,) or ptr (groups + 1,) to one row, or one block of slots, per group."""
         if x.dim() != 2 or dim not in (-2, 0):
             raise ShapeError(f"an aggregation takes x (N, F) and groups its first axis; got {tuple(x.shape)} and dim = {dim}")
         if ptr is None:
-            if index is None:
-                index = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+            index = torch.zeros(len(x), dtype=torch.int64, device=x.device) if index is None else index
             if index.shape != (len(x),):
                 raise ShapeError(f"index has one entry for each of the {len(x)} rows of x; got {tuple(index.shape)}")
             groups = int(index.max()) + 1 if dim_size is None and len(x) else dim_size or 0

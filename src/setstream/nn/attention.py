@@ -33,13 +33,7 @@ def check_heads(dim: int, heads: int) -> None:
 
 
 class Attention(nn.Module):
-    """Multi-head attention: queries (B, M, dim) over elements (B, N, dim) with an optional mask (B, N), to (B, M, dim).
-
-    >>> import torch
-    >>> attention = Attention(16, heads=4)
-    >>> attention(torch.randn(2, 3, 16), torch.randn(2, 10, 16)).shape
-    torch.Size([2, 3, 16])
-    """
+    """Multi-head attention: queries (B, M, dim) over elements (B, N, dim) with an optional mask (B, N), to (B, M, dim)."""
 
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__()
@@ -49,17 +43,11 @@ class Attention(nn.Module):
 
     def forward(self, queries: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend to `x`, which is zero where masked."""
-        q, k, v = (
-            rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (self.query(queries), self.key(x), self.value(x))
-        )
+        projected = (self.query(queries), self.key(x), self.value(x))
+        q, k, v = (rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in projected)
         if not x.shape[1]:
             return torch.zeros_like(queries)
-        if mask is None:
-            return self._join(F.scaled_dot_product_attention(q, k, v))
-        real = mask.any(1)[:, None, None]  # (B, 1, 1)
         # Rows without any key would be 0/0: they attend to their (zeroed) padding instead, and the result is dropped.
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=(mask[:, None] | ~real)[:, None])
-        return self._join(attended).masked_fill(~real, 0.0)
-
-    def _join(self, attended: Tensor) -> Tensor:
-        return self.out(attended.transpose(1, 2).flatten(2))
+        keys = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]  # (B, 1, 1, N)
+        attended = self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=keys).transpose(1, 2).flatten(2))
+        return attended if mask is None else attended.masked_fill(~mask.any(1)[:, None, None], 0.0)

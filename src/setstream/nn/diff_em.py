@@ -41,21 +41,13 @@ class DiffEM(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int = 5,
-        components: int = 4,
-        steps: int = 3,
-        strength: float = 0.01,
-        output: str = "best",
+        self, dim: int, heads: int = 5, components: int = 4, steps: int = 3, strength: float = 0.01, output: str = "best"
     ) -> None:
         super().__init__()
         if output not in OUTPUTS:
             raise ConfigurationError(f"unknown output {output!r}: choose one of {', '.join(OUTPUTS)}")
-        if min(heads, components, steps) < 1 or not strength > 0:
-            raise ConfigurationError(
-                f"heads, components, steps >= 1 and strength > 0 are needed; got {heads}, {components}, {steps}, {strength}"
-            )
+        if min(sizes := (heads, components, steps)) < 1 or not strength > 0:
+            raise ConfigurationError(f"heads, components, steps >= 1 and strength > 0 are needed; got {(*sizes, strength)}")
         self.dim, self.heads, self.components, self.steps = dim, heads, components, steps
         self.strength, self.output = strength, output
         mixture = components + 2 * components * dim
@@ -67,13 +59,12 @@ class DiffEM(nn.Module):
         x = check_set(x, self.dim, mask, self)
         with torch.autocast(x.device.type, enabled=False):  # differences of squares need all their digits
             weights, means, variances, likelihood = self.fit(x.to(torch.promote_types(x.dtype, torch.float32)), mask)
-        weights, means, variances = (t.to(x.dtype) for t in (weights, means, variances))
+        fitted = [tensor.to(x.dtype) for tensor in (weights, means, variances)]
         if self.output == "all":
-            return torch.cat([weights.flatten(1), means.flatten(1), variances.flatten(1)], dim=1)
+            return torch.cat([tensor.flatten(1) for tensor in fitted], dim=1)
         best = likelihood.argmax(1)  # (B,)
         rows = torch.arange(x.shape[0], device=x.device)
-        chosen = [t[rows, best].flatten(1) for t in (weights, means, variances)]
-        return torch.cat([F.one_hot(best, self.heads).to(x.dtype), *chosen], dim=1)
+        return torch.cat([F.one_hot(best, self.heads).to(x.dtype), *(t[rows, best].flatten(1) for t in fitted)], dim=1)
 
     def fit(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """MAP-EM: weights (B, H, p), means and variances (B, H, p, d), mean log-likelihood (B, H) of the fit."""
@@ -91,8 +82,7 @@ class DiffEM(nn.Module):
             joint = self._log_joint(x, weights, means, variances)
             q = joint.softmax(-1) if real is None else joint.softmax(-1) * real  # (B, H, N, p)
             w = q.sum(2) + tau  # (B, H, p)
-            first = q.mT @ x.unsqueeze(1)  # (B, H, p, d)
-            second = q.mT @ x.square().unsqueeze(1)
+            first, second = q.mT @ x.unsqueeze(1), q.mT @ x.square().unsqueeze(1)  # (B, H, p, d)
             weights = w / w.sum(-1, keepdim=True)
             means = (first + tau * anchors) / w.unsqueeze(-1)
             raw = (second + tau * (spread + anchors.square())) / w.unsqueeze(-1) - means.square()
@@ -106,10 +96,7 @@ class DiffEM(nn.Module):
     def _log_joint(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
         """Log π_c + log N(x_n; μ_c, σ²_c), (B, H, N, p), by products: no (N, p, d) tensor."""
         precision = variances.reciprocal()
-        quadratic = (
-            x.square().unsqueeze(1) @ precision.mT
-            - 2 * x.unsqueeze(1) @ (means * precision).mT
-            + (means.square() * precision).sum(-1).unsqueeze(2)
-        )
+        quadratic = x.square().unsqueeze(1) @ precision.mT - 2 * x.unsqueeze(1) @ (means * precision).mT
+        quadratic = quadratic + (means.square() * precision).sum(-1).unsqueeze(2)
         constant = weights.log() - 0.5 * (variances.log().sum(-1) + x.shape[-1] * math.log(2 * math.pi))
         return constant.unsqueeze(2) - 0.5 * quadratic

@@ -31,13 +31,12 @@ class FSPool(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = check_set(x, self.dim, mask, self)
-        size = x.shape[1]
-        if mask is not None:  # padding sorts last, behind the smallest real value
-            x = x.masked_fill(~mask.unsqueeze(-1), float("-inf"))
-        ordered = x.sort(dim=1, descending=True).values
-        rank = torch.arange(size, device=x.device)
+        rank = torch.arange(x.shape[1], device=x.device)
         if mask is None:
-            return torch.einsum("bnd,nd->bd", ordered, self.weights(rank, torch.full_like(rank[:1], size)))
+            weights = self.weights(rank, torch.full_like(rank[:1], len(rank)))
+            return torch.einsum("bnd,nd->bd", x.sort(dim=1, descending=True).values, weights)
+        # Padding sorts last, behind the smallest real value.
+        ordered = x.masked_fill(~mask.unsqueeze(-1), float("-inf")).sort(dim=1, descending=True).values
         count = mask.sum(1, keepdim=True)  # (B, 1)
         real = (rank < count).unsqueeze(-1)
         return (ordered.masked_fill(~real, 0.0) * self.weights(rank, count)).sum(1)
@@ -47,7 +46,5 @@ class FSPool(nn.Module):
         wide = torch.promote_types(self.heights.dtype, torch.float32)
         position = (rank.to(wide) / (count - 1).clamp(min=1)).clamp(max=1.0) * self.pieces  # (..., N)
         left = position.floor().clamp(max=self.pieces - 1)
-        heights = self.heights.T  # (pieces + 1, dim)
-        share = (position - left).unsqueeze(-1)
-        index = left.long()
+        heights, share, index = self.heights.T, (position - left).unsqueeze(-1), left.long()  # heights (pieces + 1, dim)
         return ((1 - share) * heights[index] + share * heights[index + 1]).to(self.heights.dtype)

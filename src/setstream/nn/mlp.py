@@ -1,8 +1,9 @@
-"""The small network before or after a pool: Linear, ReLU, Linear, ReLU, ..."""
+"""The small network before or after a pool (Linear, ReLU, Linear, ReLU, ...), and how layers are initialised."""
 
 from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 
@@ -31,3 +32,28 @@ def initialise(module: nn.Module, init: str) -> None:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+@torch.no_grad()
+def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> None:
+    """Initialise attention near anchors, by projections of anchors a (K, used) and elements x (N, used or more)::
+
+        l_h = s_h ⟨a, x⟩                  the logit of head h, over the first `used` numbers; `sizes` s (H,)
+
+    With random projections, queries attend to all elements alike and see the mean of a set; what tells them apart has to be
+    learned through that mean. Where near elements belong together (places of an image, vectors of words), slots can start
+    spread over that space. All of it is trained.
+    """
+    width = query.out_features // len(sizes)
+    if used > width:
+        raise ConfigurationError(f"a head of width {width} cannot hold the {used} numbers that tell anchors apart")
+    if query.in_features != used or "bias" in dict(query.named_parameters()):
+        raise ConfigurationError(f"anchors of {used} numbers are projected without a bias; got {query}")
+    # A square root for each of the two; attention divides by the root of a head's width.
+    scales = (sizes * width**0.5).sqrt().view(-1, 1, 1)  # (H, 1, 1)
+    query.weight.copy_((scales * torch.eye(width, used)).flatten(0, 1))
+    # The rest of a head: the query starts at zero, and the key keeps its values, so that the query gets a gradient.
+    by_head = key.weight.view(len(sizes), width, -1)
+    by_head[:, :used] = scales * torch.eye(used, key.in_features)
+    if "bias" in dict(key.named_parameters()):
+        key.bias.zero_()

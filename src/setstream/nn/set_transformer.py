@@ -32,8 +32,7 @@ class MAB(nn.Module):
         self.dim = dim
         self.attention = Attention(dim, heads)
         self.feed_forward = nn.Sequential(nn.Linear(dim, dim), nn.ReLU())
-        self.norm1 = nn.LayerNorm(dim) if layer_norm else nn.Identity()
-        self.norm2 = nn.LayerNorm(dim) if layer_norm else nn.Identity()
+        self.norm1, self.norm2 = (nn.LayerNorm(dim) if layer_norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         y = check_set(x if y is None else y, self.dim, mask, self)
@@ -132,14 +131,10 @@ class SetTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.in_dim = dim, dim if in_dim is None else in_dim
-
-        def block() -> nn.Module:
-            if num_inducing is None:
-                return SAB(dim, heads, layer_norm=layer_norm)
-            return ISAB(dim, heads, num_inducing, layer_norm=layer_norm)
-
+        options = (dim, heads) if num_inducing is None else (dim, heads, num_inducing)
+        block = SAB if num_inducing is None else ISAB
         self.project = nn.Identity() if in_dim in (None, dim) else nn.Linear(self.in_dim, dim)
-        self.before = nn.ModuleList(block() for _ in range(num_blocks))
+        self.before = nn.ModuleList(block(*options, layer_norm=layer_norm) for _ in range(num_blocks))
         self.pool = PMA(dim, heads, num_seeds, layer_norm=layer_norm)
         after = int(num_seeds > 1) if num_after is None else num_after
         self.after = nn.ModuleList(SAB(dim, heads, layer_norm=layer_norm) for _ in range(after))
@@ -158,11 +153,5 @@ class SetTransformer(nn.Module):
 
 def set_transformer_head(dim: int, heads: int = 4, dropout: float = 0.5, outputs: int = 1) -> nn.Sequential:
     """SAB, PMA with one seed and dropout before and after it, a linear layer: (B, N, dim) to (B, outputs)."""
-    return nn.Sequential(
-        SAB(dim, heads, layer_norm=True),
-        nn.Dropout(dropout),
-        PMA(dim, heads, layer_norm=True),
-        nn.Flatten(1),
-        nn.Dropout(dropout),
-        nn.Linear(dim, outputs),
-    )
+    pooled = (SAB(dim, heads, layer_norm=True), nn.Dropout(dropout), PMA(dim, heads, layer_norm=True))
+    return nn.Sequential(*pooled, nn.Flatten(1), nn.Dropout(dropout), nn.Linear(dim, outputs))

@@ -28,14 +28,10 @@ class Standardise(nn.Module):
     True
     """
 
-    mean: Tensor
-    scale: Tensor
-
     def __init__(self, in_dim: int) -> None:
         super().__init__()
         self.in_features = in_dim
-        self.register_buffer("mean", torch.zeros(in_dim))
-        self.register_buffer("scale", torch.ones(in_dim))
+        self.mean, self.scale = nn.Buffer(torch.zeros(in_dim)), nn.Buffer(torch.ones(in_dim))
 
     @torch.no_grad()
     def fit(self, sets: Iterable[SetSource | Tensor | np.ndarray], chunk_size: int = 1024) -> Self:
@@ -46,9 +42,19 @@ class Standardise(nn.Module):
                 raise ShapeError(wrong_width("Standardise", len(self.mean), f"those of set {number}", tuple(one.shape)))
         if not any(map(len, sources)):
             raise ShapeError(f"mean and scale need elements; the {len(sources)} given sets have none")
-        mean, scale = mean_and_scale(sources, len(self.mean), chunk_size)
+        count, mean, moment = 0, *torch.zeros(2, len(self.mean), dtype=torch.float64)
+        for chunk in _together(sources, chunk_size):
+            added, total, centre = len(chunk), count + len(chunk), chunk.mean(0)
+            apart = centre - mean
+            mean = mean + apart * (added / total)
+            moment = moment + (chunk - centre).square().sum(0) + apart.square() * (count * added / total)
+            count = total
+        if not bool(torch.isfinite(moment).all()):
+            raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
+        scale = (moment / count).sqrt()
+        varies = (scale > 1e-7 * mean.abs()) & (scale > torch.finfo(torch.float32).tiny)
         self.mean.copy_(mean)
-        self.scale.copy_(scale)
+        self.scale.copy_(torch.where(varies, scale, 1.0))
         return self
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,33 +64,14 @@ class Standardise(nn.Module):
         return str(self.in_features)
 
 
-def mean_and_scale(sets: list[SetSource], width: int, chunk_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each feature over all sets, in float32, scale 1 if constant; NonFiniteError for NaN or infinity."""
-    count, mean, moment = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
-    for chunk in _together(sets, chunk_size):
-        added = len(chunk)
-        centre = chunk.mean(0)
-        apart = centre - mean
-        total = count + added
-        mean = mean + apart * (added / total)
-        moment = moment + (chunk - centre).square().sum(0) + apart.square() * (count * added / total)
-        count = total
-    if not bool(torch.isfinite(moment).all()):
-        raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
-    scale = (moment / max(1, count)).sqrt()
-    varies = (scale > 1e-7 * mean.abs()) & (scale > torch.finfo(torch.float32).tiny)
-    return mean.float(), torch.where(varies, scale, 1.0).float()
-
-
 def _together(sets: list[SetSource], chunk_size: int) -> Iterator[Tensor]:
     """The elements in float64, small sets joined until they make a chunk, large ones cut."""
     waiting: list[Tensor] = []
     size = 0
     for one in sets:
         for start in range(0, len(one), chunk_size):
-            piece = one.read(start, min(start + chunk_size, len(one)))
-            waiting.append(piece.cpu().double())
-            size += len(piece)
+            waiting.append(one.read(start, min(start + chunk_size, len(one))).cpu().double())
+            size += len(waiting[-1])
             if size >= chunk_size:
                 yield torch.cat(waiting)
                 waiting, size = [], 0

@@ -11,7 +11,7 @@ Your own pool defines these and nothing else; it can then read sets in any chunk
 
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ Context = dict[str, Tensor]
 # The tensors of a whole set's accumulators by accumulator and name: cotangents where they carry a gradient, values elsewhere.
 Cotangents = dict[tuple[str, str], Tensor]
 
+Want = Literal["rows", "norms"] | None
 Key = TypeVar("Key")
 
 #: Methods of pools by their names in 0.1.
@@ -130,8 +131,8 @@ class Pool(nn.Module):
         raise NotImplementedError
 
     def pull_back(
-        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, norms: bool
-    ) -> tuple[Tensor, Context]:
+        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, want: Want
+    ) -> tuple[Tensor | None, Context]:
         """The derivative of `accumulate` for one block, where the pool has one of its own (`has_pull_back`).
 
         Args:
@@ -139,10 +140,10 @@ class Pool(nn.Module):
             features: as in `accumulate`.
             mask: as in `accumulate`.
             whole: The cotangents of the accumulators of the whole sets, and their other tensors.
-            norms: Return the norms of the features' cotangents, (B, n), in place of these.
+            want: Of the features: "rows", their cotangents; "norms", the norms of these; or nothing.
 
         Returns:
-            The cotangents of the features, (B, n, in_dim), and those of the context, for each set of the block.
+            The cotangents of the features, (B, n, in_dim), or their norms, (B, n); and those of the context, for each set.
         """
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
-from setstream.pools.base import Context, Cotangents, Pool
+from setstream.pools.base import Context, Cotangents, Pool, Want
 from setstream.pools.kernels.block_sums import log_weights
 from setstream.pools.kernels.shared_rows import pull_back, shared_rows
 from setstream.pools.kernels.weighted_sums import weighted_sums
@@ -173,16 +173,14 @@ class UMBC(Pool):
         return self.folded and type(self).accumulate is UMBC.accumulate
 
     def pull_back(
-        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, norms: bool
-    ) -> tuple[Tensor, Context]:
+        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, want: Want
+    ) -> tuple[Tensor | None, Context]:
         with self._no_autocast():
             context, features = self._common(context, features)
             names = ("shift", "numerator", "normaliser")
             shift, numerator, normaliser = (whole["pooled", name].to(features.dtype) for name in names)
             queries, offset = context["queries"].flatten(1, 2), context.get("offset")
-            bars = pull_back(
-                queries, features, offset, self.activation, mask, shift, numerator.flatten(1, 2), normaliser, norms
-            )
+            bars = pull_back(queries, features, offset, self.activation, mask, shift, numerator.flatten(1, 2), normaliser, want)
             to_context = {"queries": bars.queries.unsqueeze(1)}
             return bars.rows, to_context if bars.offset is None else to_context | {"offset": bars.offset}
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.pools.base import Context, Cotangents, Pool
+from setstream.pools.base import Context, Cotangents, Pool, Want
 from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
@@ -43,9 +43,9 @@ class Wrapper(Pool):
         return type(self).accumulate is Wrapper.accumulate and self.inner.has_pull_back
 
     def pull_back(
-        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, norms: bool
-    ) -> tuple[Tensor, Context]:
-        return self.inner.pull_back(context, features, mask, whole, norms)
+        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, want: Want
+    ) -> tuple[Tensor | None, Context]:
+        return self.inner.pull_back(context, features, mask, whole, want)
 
     def chunks_seen(self, state: State) -> Tensor | None:
         return self.inner.chunks_seen(state)

@@ -1,17 +1,16 @@
-"""One self-contained HTML page: text, tables and pictures in a single file, without links to other files or hosts."""
-
-from __future__ import annotations
+"""One self-contained HTML page: text, tables and matplotlib's figures in a single file, without links to other files."""
 
 import base64
 import html
 import io
 import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from setstream._utils.optional import need
 
+FRAME_MS, LAST_FRAME_MS = 160, 2500
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --dim: #777; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
@@ -39,27 +38,22 @@ class Page:
         self.pictures: list[tuple[str, bytes]] = []  # name of a file, content
 
     def section(self, title: str) -> None:
-        """Begin a section."""
         self.parts.append(f"<h2>{html.escape(title)}</h2>")
 
     def text(self, text: str) -> None:
-        """A paragraph."""
         self.parts.append(f"<p>{html.escape(text)}</p>")
 
     def code(self, text: str) -> None:
-        """A command or file, verbatim."""
         self.parts.append(f"<pre><code>{html.escape(text)}</code></pre>")
 
     def table(self, columns: list[str], rows: list[list[str]], note: str = "") -> None:
-        """A table of texts."""
         head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
         self.parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
         if note:
             self.parts.append(f'<p class="note">{html.escape(note)}</p>')
 
-    def figure(self, figure: Figure, about: str) -> None:
-        """A matplotlib figure with its caption."""
+    def figure(self, figure: Any, about: str) -> None:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=110)
         self.picture(buffer.getvalue(), "png", about)
@@ -73,7 +67,6 @@ class Page:
         self.parts.append(f'<figcaption class="note">{html.escape(about)}</figcaption></figure>')
 
     def html(self) -> str:
-        """The page."""
         title, body = html.escape(self.title), "\n".join(self.parts)
         head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
         head += f"<style>{STYLE}</style>"
@@ -87,3 +80,32 @@ class Page:
             figures.mkdir(parents=True, exist_ok=True)
             for name, content in self.pictures:
                 (figures / name).write_bytes(content)
+
+
+def pyplot() -> Any:
+    """The module matplotlib.pyplot."""
+    need("matplotlib", "report", "figures").use("Agg")
+    return need("matplotlib.pyplot", "report", "figures")
+
+
+def plot_ranges(axes: Any, values: Mapping[Any, Sequence[float]], label: str) -> None:
+    """A line through the mean of the values at each x, with bars from the smallest to the largest value."""
+    rows = [(x, sum(values[x]) / len(values[x]), min(values[x]), max(values[x])) for x in sorted(values)]
+    bars = [[mean - low for _, mean, low, _ in rows], [high - mean for _, mean, _, high in rows]]
+    axes.errorbar([x for x, *_ in rows], [mean for _, mean, *_ in rows], bars, marker="o", capsize=3, label=label)
+
+
+def animate(figure: Any, draw: Callable[[int], None], frames: int, colors: int = 48) -> bytes:
+    """The GIF of draw(0), draw(1), ..., each of which changes the figure; the last frame stays longer."""
+    image = need("PIL.Image", "report", "animations")
+    pictures = []
+    for frame in range(frames):
+        draw(frame)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=72)
+        pictures.append(image.open(buffer).convert("P", palette=image.Palette.ADAPTIVE, colors=colors))
+    pyplot().close(figure)
+    out = io.BytesIO()
+    durations = [FRAME_MS] * (frames - 1) + [LAST_FRAME_MS]
+    pictures[0].save(out, format="GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    return out.getvalue()

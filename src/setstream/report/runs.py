@@ -1,15 +1,21 @@
-"""Finished run folders, and those that differ in their seed only as one group."""
+"""The report of finished runs: groups that differ in their seed only, and tables of their means ± standard deviations."""
 
 import json
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
+from setstream._utils.import_path import find
 from setstream.errors import ConfigurationError
+from setstream.report.page import Page
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
-from setstream.training.registry import SavedRun, read_run
+from setstream.training.registry import TASKS, SavedRun, read_run, task_class
 from setstream.training.task import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -24,7 +30,6 @@ class FinishedRun(SavedRun):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The test metrics at the end."""
         return self.result["metrics"]
 
     def seconds(self) -> float:
@@ -51,6 +56,15 @@ class FinishedRun(SavedRun):
         return task
 
 
+Group = list[FinishedRun]
+#: Column titles, and the function from a group of runs to its cell.
+Columns = dict[str, Callable[[Group], str]]
+Order = Callable[[Group], float] | None
+CONSISTENT: Columns = {"consistent": lambda group: "yes" if group[0].model().encoder.pool.consistent else "no"}
+SEEDS: Columns = {"seeds": lambda group: str(len(group))}
+STEPS: Columns = {"steps": lambda group: f"{group[0].config.steps:,}"}
+
+
 def find_runs(folders: list[Path], trust: Iterable[str] = ()) -> list[FinishedRun]:
     """All finished runs in or below the folders, each once; `trust`: see `SavedRun`."""
     trust = tuple(trust)
@@ -64,9 +78,9 @@ def find_runs(folders: list[Path], trust: Iterable[str] = ()) -> list[FinishedRu
     return [FinishedRun(path.parent, read_run(path.parent), trust, read_options(path)) for path in results]
 
 
-def group_by(runs: Iterable[FinishedRun], key: Callable[[FinishedRun], Key]) -> dict[Key, list[FinishedRun]]:
+def group_by(runs: Iterable[FinishedRun], key: Callable[[FinishedRun], Key]) -> dict[Key, Group]:
     """Runs with the same key together, in the order in which the keys first occur."""
-    groups: dict[Key, list[FinishedRun]] = {}
+    groups: dict[Key, Group] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups
@@ -82,14 +96,87 @@ def without_seed(folder: Path, config: TrainConfig) -> dict[str, Any]:
     return options
 
 
-def by_label(runs: list[FinishedRun]) -> dict[str, list[FinishedRun]]:
+def by_label(runs: Group) -> dict[str, Group]:
     """Groups of runs that differ in their seed only. Where labels coincide, they also name the options that differ."""
     seeds = group_by(runs, lambda run: json.dumps(without_seed(run.folder, run.config), sort_keys=True))
-    same_label = group_by((group[0] for group in seeds.values()), FinishedRun.label)
     labels = {}
-    for label, firsts in same_label.items():
+    for label, firsts in group_by((group[0] for group in seeds.values()), FinishedRun.label).items():
         configs = [run.config.to_dict() for run in firsts]
         differing = [n for n in configs[0] if n not in FREE | {"seed"} and any(c[n] != configs[0][n] for c in configs)]
         for run, config in zip(firsts, configs, strict=True):
             labels[run.folder] = f"{label[:-1]}{''.join(f', {name} {config[name]}' for name in differing)})"
     return {labels[group[0].folder]: group for group in seeds.values()}
+
+
+def mean_and_sd(values: Sequence[float]) -> str:
+    """Mean and standard deviation as text; empty without values.
+
+    >>> mean_and_sd([1.0, 2.0]), mean_and_sd([1.0]), mean_and_sd([])
+    ('1.500 ± 0.707', '1.000', '')
+    """
+    texts = [f"{statistics.mean(values):.3f}"] if values else []
+    return " ± ".join(texts + ([f"{statistics.stdev(values):.3f}"] if len(values) > 1 else []))
+
+
+def metric(name: str) -> Callable[[Group], str]:
+    """The cell of a metric: its mean and standard deviation over the runs that have it."""
+    return lambda group: mean_and_sd([run.metrics[name] for run in group if name in run.metrics])
+
+
+def mean_of(name: str) -> Callable[[Group], float]:
+    """The mean of a metric over a group, to order rows by."""
+    return lambda group: statistics.mean(run.metrics[name] for run in group)
+
+
+def add_runs(
+    page: Page, groups: dict[str, Group], columns: Columns, note: str = "", order: Order = None, first: str = "model (gradient)"
+) -> None:
+    """A table with a row per group; `order` sorts the rows from the lowest value, `first` is the title of the first column."""
+    rows = sorted(groups.items(), key=lambda row: order(row[1])) if order else groups.items()
+    page.table([first, *columns], [[label, *(cell(group) for cell in columns.values())] for label, group in rows], note)
+
+
+def kept_bytes(run: Callable[[], Any], weights: Iterable[Tensor]) -> int:
+    """Bytes of all tensors that `run` saves for its backward pass, each storage once; those of `weights` are not counted.
+
+    >>> weight = torch.randn(8, 8, requires_grad=True)
+    >>> kept_bytes(lambda: (torch.ones(5, 8) @ weight).relu(), [weight])          # the ones and the result, 5 x 8 floats each
+    320
+    """
+    saved: list[Tensor] = []  # all are kept: a later tensor could reuse an earlier one's address
+    known = {weight.untyped_storage().data_ptr() for weight in weights}  # a linear layer saves its weight's transpose
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        run()
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in saved)}
+    return sum(size for place, size in storages.items() if place not in known)
+
+
+def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> Group:
+    """Write one self-contained page about all finished runs in or below the folders, and return the runs.
+
+    `figures` is a folder for the page's pictures as separate files; `trust` is explained at `SavedRun`.
+    """
+    runs = find_runs(folders, trust)
+    by_task = group_by(runs, lambda run: run.config.task)
+    page = Page("setstream: " + ", ".join(by_task))
+    for task, task_runs in by_task.items():
+        if task in TASKS and (place := task_class(task).report) is not None:
+            find(place, "report")(page, task_runs)
+        else:
+            page.section(task)
+            names = dict.fromkeys(name for run in task_runs for name in run.metrics)
+            add_runs(page, by_label(task_runs), {name: metric(name) for name in names} | SEEDS)
+    page.section("Runs")
+    for run in runs:
+        page.text(run.folder.name)
+        page.code(json.dumps(run.config.to_dict()))
+    page.section("Hardware and versions")
+    for text in sorted({(run.folder / "environment.json").read_text() for run in runs}):
+        page.code(text)
+    page.write(out, figures)
+    return runs

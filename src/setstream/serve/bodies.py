@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from setstream._utils.optional import need
-from setstream.data.formats.arrow_ipc import check_stream
+from setstream.data.formats.arrow import check_stream
 from setstream.data.formats.table import row_features
 from setstream.errors import DataError
-from setstream.serve.problems import TooManyElements
+from setstream.serve.answers import TooManyElements
 
 JSON, NPY, ARROW = "application/json", "application/x-npy", "application/vnd.apache.arrow.stream"
 MOST_AXES = 8
@@ -38,13 +38,9 @@ IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinity"
 def parse_elements(kind: str, body: bytes, most: int = 2**31) -> Tensor:
     """The elements (n, ...) in a body of one of the three kinds, at most `most`; DataError says what is wrong with it."""
     elements = _from_json(body, most) if kind == JSON else {NPY: _from_npy, ARROW: _from_arrow}[kind](body)
-    _check_count(len(elements), most)
+    if len(elements) > most:
+        raise TooManyElements(f"a request has at most {most} elements; this one has {len(elements)}")
     return elements
-
-
-def _check_count(count: int, most: int) -> None:
-    if count > most:
-        raise TooManyElements(f"a request has at most {most} elements; this one has {count} or more")
 
 
 def _from_json(body: bytes, most: int) -> Tensor:
@@ -68,7 +64,8 @@ def _from_json(body: bytes, most: int) -> Tensor:
             raise DataError("the body is not valid JSON: the list ends in a comma")
         arrays.append(_array(text))
         count += len(arrays[-1])
-        _check_count(count, most)
+        if count > most:
+            raise TooManyElements(f"a request has at most {most} elements; this one has {count} or more")
         first = cut.end() if cut else last
     if len({array.shape[1:] for array in arrays}) > 1:
         raise DataError("elements must be lists of numbers, all of one shape")
@@ -116,12 +113,16 @@ def _from_npy(body: bytes) -> Tensor:
 
 
 def _from_arrow(body: bytes) -> Tensor:
-    arrow, ipc = need("pyarrow"), need("pyarrow.ipc")
+    arrow, ipc, types = need("pyarrow"), need("pyarrow.ipc"), need("pyarrow.types")
     check_stream(body, "the body", plain=True)
     parts = []
     try:
         stream = ipc.open_stream(body)
-        _need_numbers(stream.schema, arrow.types)
+        for field in stream.schema:  # no other column types: views, unions, runs
+            lists = types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
+            values = field.type.value_type if lists else field.type
+            if not (types.is_floating(values) or types.is_integer(values)):
+                raise DataError(f"expected columns of numbers, or of lists of numbers; {field.name!r} holds {field.type}")
         for batch in stream:
             batch.validate(full=True)
             parts.append(row_features(batch, list(stream.schema.names), "the Arrow stream"))
@@ -134,15 +135,6 @@ def _from_arrow(body: bytes) -> Tensor:
     if len({part.shape[1:] for part in parts}) > 1:
         raise DataError("the record batches of the Arrow stream have rows of different widths")
     return torch.cat(parts)
-
-
-def _need_numbers(schema: Any, types: Any) -> None:
-    """Accept only numbers and lists of them, no other column types (views, unions, runs)."""
-    for field in schema:
-        lists = types.is_list(field.type) or types.is_large_list(field.type) or types.is_fixed_size_list(field.type)
-        values = field.type.value_type if lists else field.type
-        if not (types.is_floating(values) or types.is_integer(values)):
-            raise DataError(f"expected columns of numbers, or of lists of numbers; {field.name!r} holds {field.type}")
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:

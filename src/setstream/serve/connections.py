@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from setstream.serve.guard import Guard
-from setstream.serve.log import logger
+from setstream.serve.guard import Guard, logger
 
 DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
 # Seconds that a connection may wait before another replaces it: a request that is on its way has arrived by then. Until
@@ -30,69 +30,47 @@ DRAIN, LINGER, UNREAD = 2.0, 1.0, 30.0
 YOUNG, OVERFLOW = 2.0, 8
 # Bytes that the parser gets at a time until the headers are complete.
 HEAD_PIECE = 4096
-# Connections, and when each began to wait.
-Queue = OrderedDict["Connection", float]
+# The queues of a server's connections that keep it waiting; the first in the first queue is closed first.
+NEW, IDLE, BODIES = range(3)
 
 
-class Waiting:
-    """The connections of one server that keep it waiting, longest first in each queue."""
-
-    def __init__(self) -> None:
-        self.queues: tuple[Queue, Queue, Queue] = OrderedDict(), OrderedDict(), OrderedDict()
-        self.new, self.idle, self.bodies = self.queues
-
-    @staticmethod
-    @cache
-    def room(most: int) -> int:
-        """How many connections there may be for a short time, with some files left for the store."""
-        try:
-            import resource
-        except ModuleNotFoundError:  # Windows
-            return OVERFLOW * most
-        return max(1, min(OVERFLOW * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
-
-    def first(self, but: Connection) -> tuple[Connection, float] | None:
-        """The connection that should be closed first, and when it began to wait."""
-        return next((entry for queue in self.queues for entry in queue.items() if entry[0] is not but), None)
-
-
-class Refusal(Exception):
-    """Raised in the parser: this request is answered before it is complete."""
+@cache
+def room(most: int) -> int:
+    """How many connections there may be for a short time, with some files left for the store."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return OVERFLOW * most
+    return max(1, min(OVERFLOW * most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 100))
 
 
 class Connection(HttpToolsProtocol):
-    """One connection of one client."""
+    """One connection of one client; `queues` holds the connections of a server, and when each began to wait."""
 
-    def __init__(self, guard: Guard, waiting: Waiting, *values: Any, **named: Any) -> None:
+    def __init__(self, guard: Guard, queues: Sequence[OrderedDict[Connection, float]], *values: Any, **named: Any) -> None:
         super().__init__(*values, **named)
-        self.options, self.metrics, self.waiting = guard.options, guard.metrics, waiting
-        self.most = self.limit_concurrency or 0
-        self.limit_concurrency = None
-        self.url = b""
+        self.options, self.metrics, self.queues = guard.options, guard.metrics, queues
+        self.most, self.limit_concurrency, self.url = self.limit_concurrency or 0, None, b""
         self.head: int | None = None  # bytes of a request's headers so far; None: no request has begun, or its headers are here
         self.body_comes = self.served = self.deaf = False
         self.refusal = (400, "this is not an HTTP request")
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
 
-    # -- queues and deadlines -----------------------------------------------------------------------------------------
-
-    def _wait(self, queue: Queue | None = None, seconds: float | None = None, reason: str = "") -> None:
+    def _wait(self, queue: int | None = None, seconds: float | None = None, reason: str = "") -> None:
         """Wait for the client in a queue (None: the client waits for the server); close the connection after `seconds`."""
-        for other in self.waiting.queues:
+        for other in self.queues:
             other.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_late, reason)
         if queue is not None:
-            queue[self] = self.loop.time()
-        if seconds is not None:
-            self._deadline = self.loop.call_later(seconds, self._too_late, reason)
+            self.queues[queue][self] = self.loop.time()
 
     def _wait_for_request(self, idle: bool = False) -> None:
         """Wait for the headers of a request that has begun or must come soon; `idle`: for one that may come later."""
         seconds = self.options.idle_seconds if idle else self.options.head_seconds
-        self._wait(self.waiting.idle if self.served else self.waiting.new, seconds, "idle" if idle else "headers")
+        self._wait(IDLE if self.served else NEW, seconds, "idle" if idle else "headers")
 
     def _too_late(self, reason: str) -> None:
         if reason == "headers" and self.head is not None:
@@ -109,27 +87,26 @@ class Connection(HttpToolsProtocol):
     def refuse(self, status: int, detail: str) -> None:
         """Answer an invalid request, and close: not at once, as unread bytes would cancel the answer."""
         body = json.dumps({"detail": detail}).encode()
-        head = [STATUS_LINE[status], b"content-type: application/json\r\nconnection: close\r\n"]
-        self.transport.write(b"".join([*head, b"content-length: %d\r\n\r\n" % len(body), body]))
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
         logger.info("refused", extra={"facts": {"status": status, "problem": detail}})
         self.metrics.requests.labels("other", "other", str(status)).inc()
         self.deaf = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._wait(self.waiting.new, LINGER, "refused")
-
-    # -- what asyncio calls -------------------------------------------------------------------------------------------
+        self._wait(NEW, LINGER, "refused")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection; if there are too many now, close another."""
         super().connection_made(transport)
         self._wait_for_request()
         if len(self.connections) > self.most:
-            first = self.waiting.first(but=self)
+            others = (entry for queue in self.queues for entry in queue.items() if entry[0] is not self)
+            first, since = next(others, (None, 0.0))
             if first is None:
                 self.limit_concurrency = 0  # uvicorn answers 503
-            elif len(self.connections) > self.waiting.room(self.most) or self.loop.time() - first[1] > YOUNG:
-                first[0]._drop("displaced", first[0].transport.abort)
+            elif len(self.connections) > room(self.most) or self.loop.time() - since > YOUNG:
+                first._drop("displaced", first.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait()
@@ -157,10 +134,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
-            self._unread = None
         super().resume_writing()
-
-    # -- what the parser calls ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -169,12 +143,11 @@ class Connection(HttpToolsProtocol):
             self._wait_for_request()
 
     def on_headers_complete(self) -> None:
-        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-        if too_long := self._too_long(size):
+        if too_long := self._too_long(len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)):
             self.refusal = too_long
-            raise Refusal
+            raise ValueError("the parser stops here: this request is answered before it is complete")
         self.head, self.body_comes = None, True
-        self._wait(self.waiting.bodies)
+        self._wait(BODIES)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -194,11 +167,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or queued:
             self._wait()
         elif self.body_comes:
-            self._wait(self.waiting.bodies, DRAIN, "refused")
-        elif self.head is not None:
-            self._wait_for_request()
+            self._wait(BODIES, DRAIN, "refused")
         else:
-            self._wait_for_request(idle=True)
+            self._wait_for_request(idle=self.head is None)
 
     def handle_websocket_upgrade(self) -> None:
         """Accept a WebSocket, if fewer than half of the connections are WebSockets."""
@@ -220,8 +191,3 @@ class Connection(HttpToolsProtocol):
         if size > self.options.max_headers:
             return 431, f"the request line and the headers have at most {self.options.max_headers} bytes"
         return None
-
-
-def connections_of(guard: Guard) -> partial[Connection]:
-    """The factory of the connections of one server."""
-    return partial(Connection, guard, Waiting())

@@ -9,33 +9,52 @@ Without a valid token the answer to every request is 401. The front page and /he
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import time
 import uuid
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
-from setstream.serve.log import logger
-from setstream.serve.metrics import Metrics
+from setstream.serve.answers import problem
 from setstream.serve.options import BODY_START, Options
-from setstream.serve.problems import problem
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ONCE = ("host", "authorization", "content-type", "content-length", "origin", "sec-websocket-protocol")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
 POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-BROWSER_HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-)
+BROWSER_HEADERS = Headers({"content-security-policy": POLICY, "x-content-type-options": "nosniff"}).raw
+BROWSER_HEADERS += Headers({"referrer-policy": "no-referrer", "cache-control": "no-store"}).raw
 BEARER_PROTOCOL = "bearer."
+# Buckets of the histograms.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+CHANGES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+logger = logging.getLogger("setstream.serve")
+
+
+class Metrics:
+    """The counters of one server, which /metrics answers."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)  # CPU seconds, memory, open files
+        named, seconds = ["method", "route"], "From the first byte to the answer."
+        self.requests = Counter("setstream_requests", "Requests answered.", [*named, "status"], registry=registry)
+        self.seconds = Histogram("setstream_request_seconds", seconds, named, buckets=SECONDS, registry=registry)
+        reasons = "Connections closed by the server, by reason."
+        self.dropped = Counter("setstream_connections_dropped", reasons, ["reason"], registry=registry)
+        self.elements = Counter("setstream_elements", "Elements committed.", registry=registry)
+        self.body_bytes = Counter("setstream_body_bytes", "Bytes of request bodies.", registry=registry)
+        shared = "Changes that shared a commit."
+        self.rounds = Histogram("setstream_round_changes", shared, buckets=CHANGES, registry=registry)
+        self.sets = Gauge("setstream_sets", "Sets in the store, as this server knows.", registry=registry)
+        self.watchers = Gauge("setstream_watchers", "Open WebSockets.", registry=registry)
 
 
 class Guard:
@@ -71,14 +90,14 @@ class Guard:
         raw = scope.get("raw_path") or b""
         if re.search(rb"%(2f|5c|[01][0-9a-f]|7f)", raw.lower()) or "\\" in path or {".", ".."} & set(path.split("/")):
             raise HTTPException(400, "the path holds an encoded slash, a backslash, a control character, or . or .. as a part")
-        for name in ONCE:
-            if len(headers.getlist(name)) > 1:
-                raise HTTPException(400, f"the header {name} was sent twice")
-        host = _host_of(headers.get("host", ""))
-        if self.options.hosts and host not in self.options.hosts:
+        if twice := [header for header in ONCE if len(headers.getlist(header)) > 1]:
+            raise HTTPException(400, f"the header {twice[0]} was sent twice")
+        host = headers.get("host", "").lower()
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if self.options.hosts and name not in self.options.hosts:
             raise HTTPException(421, "this server does not answer to that host name: start it with --allow-host NAME")
         origin = headers.get("origin")
-        if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
+        if origin is not None and origin.lower().partition("://")[2] != host:
             raise HTTPException(403, "pages of other origins may not use this server")
         if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
             raise HTTPException(415, "bodies must be sent without Content-Encoding")
@@ -109,7 +128,6 @@ class _Exchange:
         client_id = Headers(scope=scope).get("x-request-id", "")
         self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
         self.began = time.perf_counter()
-        self.since = asyncio.get_running_loop().time()
         self.status, self.size, self.whole = 0, 0, scope["type"] == "websocket"
         scope.setdefault("state", {})
 
@@ -120,7 +138,7 @@ class _Exchange:
         options = self.guard.options
         seconds = min(options.body_seconds, BODY_START + self.size / options.body_rate)
         try:
-            async with asyncio.timeout_at(self.since + seconds):
+            async with asyncio.timeout(self.began + seconds - time.perf_counter()):
                 message = await self._receive()
         except TimeoutError:
             slow = f"the body took too long to arrive: {self.size} bytes in {seconds:.1f} s"
@@ -162,8 +180,7 @@ class _Exchange:
         """Count the request and log it."""
         scope, seconds, metrics = self.scope, time.perf_counter() - self.began, self.guard.metrics
         self.guard.body_bytes -= self.size
-        method = scope.get("method", "WEBSOCKET")
-        route = getattr(scope.get("route"), "path", "other")
+        method, route = scope.get("method", "WEBSOCKET"), getattr(scope.get("route"), "path", "other")
         shown = method if method in METHODS else "other"
         metrics.requests.labels(shown, route, str(self.status)).inc()
         metrics.body_bytes.inc(self.size)
@@ -171,12 +188,5 @@ class _Exchange:
             metrics.seconds.labels(shown, route).observe(seconds)
         facts: dict[str, Any] = {"request": self.id, "method": method, "path": scope["path"][:300], "status": self.status}
         facts |= {"milliseconds": round(1000 * seconds, 2), "bytes": self.size}
-        if "problem" in scope["state"]:
-            facts["problem"] = scope["state"]["problem"]
+        facts |= {name: value for name, value in scope["state"].items() if name == "problem"}
         logger.info("request", extra={"facts": facts})
-
-
-def _host_of(header: str) -> str:
-    """The name in a Host header, without the port."""
-    name = header.lower()
-    return name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from setstream.errors import ConfigurationError
@@ -48,29 +48,24 @@ class Options:
     body_rate: int = 2**10
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if not isinstance(value, tuple) and value <= 0:
-                raise ConfigurationError(f"{field.name} must be positive; got {value}")
-        for token in self.tokens:
-            if not TOKEN.fullmatch(token):
-                raise ConfigurationError(
-                    "a token has 16 to 256 letters, digits and . _ ~ -; one of the given tokens does not. "
-                    "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
-                )
+                raise ConfigurationError(f"{name} must be positive; got {value}")
+        if not all(map(TOKEN.fullmatch, self.tokens)):
+            raise ConfigurationError(
+                "a token has 16 to 256 letters, digits and . _ ~ -; one of the given tokens does not. "
+                "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
+            )
 
 
 def read_tokens(environment: str | None, file: Path | None) -> tuple[str, ...]:
     """Tokens from the environment variable (separated by commas) or a file (one per line), not both."""
     if environment is not None and file is not None:
         raise ConfigurationError(f"tokens come from {TOKEN_VARIABLE} or from --token-file, not from both")
-    if file is not None:
-        try:
-            texts = file.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the tokens in {file} cannot be read: {error}") from error
-    else:
-        texts = (environment or "").split(",")
+    try:
+        texts = (environment or "").split(",") if file is None else file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the tokens in {file} cannot be read: {error}") from error
     tokens = tuple(text.strip() for text in texts if text.strip())
     if not tokens and (environment is not None or file is not None):
         raise ConfigurationError(f"{file or TOKEN_VARIABLE} holds no token: for a server without tokens, give neither")
@@ -79,9 +74,7 @@ def read_tokens(environment: str | None, file: Path | None) -> tuple[str, ...]:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server that binds to this address."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

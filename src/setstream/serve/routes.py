@@ -5,13 +5,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
+from fastapi.requests import HTTPConnection
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import ValidationError
 
 from setstream.serve import answers
 from setstream.serve.bodies import ARROW, JSON, NPY
-from setstream.serve.live import accept
-from setstream.serve.metrics import CONTENT_TYPE
-from setstream.serve.service import Service
+from setstream.serve.service import Service, accept
 
 STATE = "application/octet-stream"
 REASONS = {
@@ -28,25 +29,29 @@ REASONS = {
     429: "Too many bytes at a time: try again.",
     503: "The store cannot be reached.",
 }
-ALWAYS = (400, 401, 403, 421)
 CHANGES = (408, 413, 415, 422, 429, 503)
-BINARY = {"type": "string", "format": "binary"}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+ROWS = {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}
+OBJECT = {"type": "object", "properties": ROWS, "required": ["elements"], "additionalProperties": False}
+EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
+# The bodies that routes read by themselves, and answers that are not JSON, for OpenAPI.
+ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: BINARY, ARROW: BINARY}
+ELEMENTS_BODY = {"requestBody": {"required": True, "content": ELEMENTS}}
+MERGE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": answers.MergeFrom.model_json_schema()}}}}
+STATE_BODY = {"requestBody": {"required": True, "content": {STATE: BINARY}}}
+STATE_ANSWER: Any = {200: {"content": {STATE: BINARY}, "description": "A safetensors file."}}
+METRICS_ANSWER: Any = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}}
+MERGE_BYTES = 2**12  # of a body that names a set
 
 
 def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The problems that a route may answer with, for OpenAPI."""
-    return {code: {"model": answers.Problem, "description": REASONS[code]} for code in sorted({*codes, *ALWAYS})}
+    return {code: {"model": answers.Problem, "description": REASONS[code]} for code in sorted({400, 401, 403, 421, *codes})}
 
 
-def body_of(**contents: Any) -> dict[str, Any]:
-    """A body that a route reads by itself, for OpenAPI."""
-    return {"requestBody": {"required": True, "content": contents}}
-
-
-def service_of(request: Request) -> Service:
+def service_of(connection: HTTPConnection) -> Service:
     """The service that the application was made with."""
-    service: Service = request.app.state.service
-    return service
+    return connection.app.state.service
 
 
 Served = Annotated[Service, Depends(service_of)]
@@ -62,34 +67,14 @@ def content_type(request: Request, *allowed: str) -> str:
     return kind
 
 
-# -- changes ----------------------------------------------------------------------------------------------------------
-
-ELEMENTS = {
-    JSON: {
-        "schema": {
-            "type": "object",
-            "properties": {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}},
-            "required": ["elements"],
-            "additionalProperties": False,
-        },
-        "examples": {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}},
-    },
-    NPY: {"schema": BINARY},
-    ARROW: {"schema": BINARY},
-}
-MERGE_BYTES = 2**12  # of a body that names a set
-MERGE = {JSON: {"schema": answers.MergeFrom.model_json_schema()}}
-STATE_BODY = body_of(**{STATE: {"schema": BINARY}})
-
-
-@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=body_of(**ELEMENTS))
+@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=ELEMENTS_BODY)
 async def append(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add elements to a set, which is created if it is new. Answered when they are committed."""
     kind = content_type(request, JSON, NPY, ARROW)
     return answers.SetInfo(id=id, count=await service.append(id, kind, await request.body()))
 
 
-@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=body_of(**MERGE))
+@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=MERGE_BODY)
 async def merge(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add another set to a set. The other stays."""
     content_type(request, JSON)
@@ -123,9 +108,6 @@ async def add_state(id: Id, request: Request, service: Served) -> answers.SetInf
     return answers.SetInfo(id=id, count=await service.upload(id, await request.body(), replace=False))
 
 
-# -- questions --------------------------------------------------------------------------------------------------------
-
-
 @router.get("/sets", responses=problems(422, 503))
 async def list_sets(
     service: Served,
@@ -152,13 +134,11 @@ async def predict(id: Id, service: Served) -> answers.Prediction:
 
 
 @router.websocket("/sets/{id}/live")
-async def live(id: Id, socket: WebSocket) -> None:
+async def live(id: Id, socket: WebSocket, service: Served) -> None:
     """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""
-    service: Service = socket.app.state.service
     await accept(socket)
     service.metrics.watchers.inc()
-    gone = asyncio.create_task(_until_gone(socket))
-    sent = ""
+    gone, sent = asyncio.create_task(_until_gone(socket)), ""
     try:
         with service.watchers.watch(id) as changed:
             while True:
@@ -184,25 +164,18 @@ async def _until_gone(socket: WebSocket) -> None:
         pass
 
 
-@router.get(
-    "/sets/{id}/state",
-    response_class=Response,
-    responses=problems(404, 422, 503) | {200: {"content": {STATE: {"schema": BINARY}}, "description": "A safetensors file."}},
-)
+@router.get("/sets/{id}/state", response_class=Response, responses=problems(404, 422, 503) | STATE_ANSWER)
 async def download_state(id: Id, service: Served) -> Response:
     """The state of a set, for State.from_bytes, another server, or an archive."""
     return Response(await service.run_in_reader(service.store.get_bytes, id), media_type=STATE)
 
 
-# -- the server itself ------------------------------------------------------------------------------------------------
-
-
 @router.get("/model", responses=problems())
-async def model(request: Request, service: Served) -> answers.Model:
+async def model(service: Served) -> answers.Model:
     """Which model answers, and what its elements look like."""
     encoder, classes = service.store.encoder, service.store.model.options.get("classes")
     return answers.Model(
-        name=request.app.state.model_name,
+        name=service.name,
         fingerprint=await service.run_in_reader(lambda: encoder.empty(1).fingerprint or ""),
         element_width=encoder.width(),
         classes=classes if isinstance(classes, list) else None,
@@ -218,12 +191,8 @@ async def health(service: Served) -> answers.Health:
     return answers.Health(status="ok")
 
 
-@router.get(
-    "/metrics",
-    response_class=Response,
-    responses=problems() | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}},
-)
+@router.get("/metrics", response_class=Response, responses=problems() | METRICS_ANSWER)
 async def metrics(service: Served) -> Response:
     """Counters for Prometheus."""
     service.metrics.sets.set(service.writer.sets)
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,22 +1,24 @@
-"""What the routes call: a store, the thread that writes to it, threads that read, and the WebSockets that watch."""
+"""What the routes call: a store, the thread that writes to it, threads that read, and the WebSockets that watch.
+
+Changes while a prediction is computed or sent count as one: a slow watcher misses steps in between, never the last.
+"""
 
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
-from torch import Tensor
+from fastapi import WebSocket
 
 from setstream.errors import DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
-from setstream.serve.answers import Prediction, Problem, as_json
+from setstream.serve.answers import Prediction, Problem, as_json, message_of
 from setstream.serve.bodies import parse_elements
-from setstream.serve.live import Watchers
-from setstream.serve.log import logger
-from setstream.serve.metrics import Metrics
+from setstream.serve.guard import Metrics, logger
 from setstream.serve.options import Options
-from setstream.serve.problems import message_of
 from setstream.serve.writer import Writer
 from setstream.stores.store import StateStore
 
@@ -27,19 +29,64 @@ RECOUNT = 10.0
 # Seconds within which the store must answer a health check.
 PULSE = 2.0
 
+PROTOCOL = "setstream"
 T = TypeVar("T")
+
+
+async def accept(socket: WebSocket) -> None:
+    """Accept a WebSocket, with our protocol if the client offers it (browsers send their token as another one)."""
+    await socket.accept(PROTOCOL if PROTOCOL in socket.scope.get("subprotocols", []) else None)
+
+
+class Watchers:
+    """An event for each open WebSocket, by set. Everything here happens on the event loop."""
+
+    def __init__(self, compute: Callable[[str], Coroutine[Any, Any, str]]) -> None:
+        self._compute = compute
+        self._events: dict[str, set[asyncio.Event]] = {}
+        self._messages: dict[str, asyncio.Task[str]] = {}
+
+    @contextmanager
+    def watch(self, id: str) -> Iterator[asyncio.Event]:
+        """An event that is set when the set changes, and at the start for its current value."""
+        event = asyncio.Event()
+        event.set()
+        self._events.setdefault(id, set()).add(event)
+        try:
+            yield event
+        finally:
+            self._events[id].discard(event)
+            if not self._events[id]:
+                del self._events[id]
+
+    async def message(self, id: str) -> str:
+        """The message for all clients that watch a set: computed once between two changes."""
+        task = self._messages.get(id)
+        if task is None:
+            task = self._messages[id] = asyncio.create_task(self._compute(id))
+            task.add_done_callback(lambda done: self._messages.pop(id) if self._messages.get(id) is done else None)
+        return await asyncio.shield(task)
+
+    def notify(self, ids: Sequence[str]) -> None:
+        """These sets have changed."""
+        if self._events:
+            for id in set(ids):
+                self._messages.pop(id, None)  # it may have been read before the change
+                for event in self._events.get(id, ()):
+                    event.set()
 
 
 class Service:
     """A model and its store, without HTTP. Must be created on its event loop."""
 
-    def __init__(self, store: StateStore, options: Options, metrics: Metrics) -> None:
-        self.store, self.options, self.metrics = store, options, metrics
+    def __init__(self, store: StateStore, options: Options, metrics: Metrics, name: str) -> None:
+        self.store, self.options, self.metrics, self.name = store, options, metrics, name
         self.watchers = Watchers(self._message)
         self.visitors = 0  # of the playground, now
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.notify)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
-        self._playground = ThreadPoolExecutor(1, "setstream-playground")
+        # Visitors of the playground are answered one after another: they must not delay requests about sets.
+        self.playground = ThreadPoolExecutor(1, "setstream-playground")
         self._health = ThreadPoolExecutor(1, "setstream-health")
         self._checking: asyncio.Future[Any] | None = None
         self._counting = asyncio.create_task(self._recount())
@@ -48,7 +95,7 @@ class Service:
         """Finish all waiting changes, then close the store."""
         self._counting.cancel()
         await asyncio.to_thread(self.writer.close)
-        for pool in (self._playground, self._health):
+        for pool in (self.playground, self._health):
             pool.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown()
         self.store.close()
@@ -57,22 +104,14 @@ class Service:
         """Run a slow function in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
 
-    async def run_in_playground(self, work: Callable[..., T], *values: Any) -> T:
-        """The same for visitors of the playground, one after another: they must not delay requests about sets."""
-        return await asyncio.get_running_loop().run_in_executor(self._playground, work, *values)
-
-    # -- changes ------------------------------------------------------------------------------------------------------
-
     async def append(self, id: str, kind: str, body: bytes) -> int:
         """Add the elements in a body to a set; returns its count."""
-        arguments = kind, body, self.options.max_elements
-        small = len(body) <= SMALL
-        elements: Tensor = parse_elements(*arguments) if small else await self.run_in_reader(parse_elements, *arguments)
+        parse = partial(parse_elements, kind, body, self.options.max_elements)
+        elements = parse() if len(body) <= SMALL else await self.run_in_reader(parse)
         try:
             count = await self.writer.submit(id, elements)
         except ShapeError as error:
-            width = self.store.encoder.width()
-            if width is None:
+            if (width := self.store.encoder.width()) is None:
                 raise
             shape = f"lists of shape {tuple(elements.shape[1:])}" if elements.dim() > 1 else "single numbers"
             raise DataError(f"each element must be {width} numbers, as in [[...], [...]]; got {shape}") from error
@@ -93,16 +132,12 @@ class Service:
     async def check_store(self) -> None:
         """Raise StoreError unless the store answers soon. One query at a time, in a thread that does nothing else."""
         if self._checking is None or self._checking.done():
-            loop = asyncio.get_running_loop()
-            self._checking = loop.run_in_executor(self._health, self.store.rows.query, "SELECT 1")
-        checking = self._checking
-        done, _ = await asyncio.wait({checking}, timeout=PULSE)
+            self._checking = asyncio.wrap_future(self._health.submit(self.store.rows.query, "SELECT 1"))
+        done, _ = await asyncio.wait({checking := self._checking}, timeout=PULSE)
         if not done:
             raise StoreError(f"the store has not answered within {PULSE:g} s")
         if (error := checking.exception()) is not None:
             raise StoreError(f"the store does not answer: {error}") from error
-
-    # -- questions ----------------------------------------------------------------------------------------------------
 
     async def predict(self, id: str) -> Prediction:
         """The model's prediction for a set."""

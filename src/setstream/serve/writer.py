@@ -12,13 +12,13 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from setstream.errors import SetstreamError, ShapeError
-from setstream.serve.metrics import Metrics
+from setstream.serve.guard import Metrics
 from setstream.states.state import State
 from setstream.stores.store import Change, Changed, StateStore
 
@@ -26,27 +26,20 @@ from setstream.stores.store import Change, Changed, StateStore
 ROUND_CHANGES, ROUND_ELEMENTS = 256, 2**16
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(NamedTuple):
     """A change that waits: elements to encode, a state, or the id of another set."""
 
     id: str
     part: Tensor | State | str
     replace: bool
     future: asyncio.Future[int]
-
-    @property
-    def elements(self) -> int:
-        """How many elements it has to encode."""
-        return len(self.part) if isinstance(self.part, Tensor) else 0
+    elements: int  # that it has to encode
 
 
 class Writer:
     """The thread. `changed` is called on the event loop with the ids of each round, after its commit."""
 
-    def __init__(
-        self, store: StateStore, max_sets: int, metrics: Metrics, changed: Callable[[Sequence[str]], None] = lambda _: None
-    ) -> None:
+    def __init__(self, store: StateStore, max_sets: int, metrics: Metrics, changed: Callable[[Sequence[str]], None]) -> None:
         self.store, self.max_sets, self.metrics, self.changed = store, max_sets, metrics, changed
         self.sets = len(store)
         self._waiting: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
@@ -58,7 +51,7 @@ class Writer:
     async def submit(self, id: str, part: Tensor | State | str, replace: bool = False) -> int:
         """Make a change; returns the set's count when it is committed."""
         future: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.put(Pending(id, part, replace, future))
+        self._waiting.put(Pending(id, part, replace, future, len(part) if isinstance(part, Tensor) else 0))
         return await future
 
     def count_sets(self, change: int) -> None:
@@ -75,23 +68,19 @@ class Writer:
         self._waiting.put(None)
         self._thread.join()
 
-    # -- in the thread ------------------------------------------------------------------------------------------------
-
     def _work(self) -> None:
-        pending: Pending | None = self._waiting.get()
-        while pending is not None:
+        while (pending := self._waiting.get()) is not None:
             changes, elements = [pending], pending.elements
             while len(changes) < ROUND_CHANGES and elements < ROUND_ELEMENTS and not self._waiting.empty():
                 pending = self._waiting.get()
-                if pending is None:
+                if pending is None:  # this round first
+                    self._waiting.put(None)
                     break
                 changes.append(pending)
                 elements += pending.elements
             results = self._round(changes)
             self.metrics.rounds.observe(len(changes))
             self._loop.call_soon_threadsafe(self._answer, changes, results)
-            if pending is not None:
-                pending = self._waiting.get()
 
     def _round(self, pending: list[Pending]) -> Sequence[Changed | BaseException]:
         results: dict[int, Changed | BaseException] = {}
@@ -110,17 +99,14 @@ class Writer:
             return [results.get(place, error) for place in range(len(pending))]
 
     def _answer(self, pending: list[Pending], results: Sequence[Changed | BaseException]) -> None:
-        committed = []
         for change, result in zip(pending, results, strict=True):
-            if isinstance(result, Changed):
-                committed.append(change.id)
             if change.future.done():  # its client left; the change is still made
                 continue
             if isinstance(result, Changed):
                 change.future.set_result(result.count)
             else:
                 change.future.set_exception(result)
-        self.changed(committed)
+        self.changed([change.id for change, result in zip(pending, results, strict=True) if isinstance(result, Changed)])
 
 
 def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:

@@ -1,19 +1,21 @@
-"""Sets that are served chunk by chunk, also as a source of blocks for `ss.encode`."""
+"""Sets that are served chunk by chunk, also as a source of blocks for `ss.encode`, and their shares on many ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Generator, Tensor
 
 from setstream._utils.prefetch import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.layout import Packed, Sets, pack
-from setstream.sets.part import PartSource
-from setstream.sets.partition import Carriers, InMemory, draw_counts, factor
-from setstream.sets.source import SetSource
+from setstream.sets.partition import Carriers, InMemory, draw_counts
+from setstream.sets.source import PartSource, SetSource, are_sources
 
 
 class Chunks:
@@ -41,14 +43,15 @@ class Chunks:
 
     def __iter__(self) -> Iterator[Packed]:
         batch: int | None = None
-        for chunk in self.source:
+        for chunk in self._served():
             packed = pack(chunk)
             if batch not in (None, len(packed)):
-                raise ShapeError(
-                    f"every chunk must hold all sets of the batch: the first had {batch}, this one has {len(packed)}"
-                )
+                raise ShapeError(f"every chunk must hold all sets: the first had {batch}, this one has {len(packed)}")
             batch = len(packed)
             yield packed
+
+    def _served(self) -> Iterable[Sets]:
+        return self.source
 
     def __getitem__(self, rows: slice) -> Chunks:
         return Chunks(_MappedChunks(self, lambda sets: sets[rows]))
@@ -58,18 +61,19 @@ class Chunks:
         return Chunks(_MappedChunks(self, lambda sets: [x.tensor_split(parts)[number] for x in sets]))
 
 
+@dataclass(frozen=True)
 class _MappedChunks:
     """Chunks, each a list of tensors, to which a function is applied when they are read."""
 
-    def __init__(self, chunks: Chunks, change: Callable[[list[Tensor]], list[Tensor]]) -> None:
-        self.chunks, self.change = chunks, change
+    chunks: Chunks
+    change: Callable[[list[Tensor]], list[Tensor]]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         return (self.change(list(packed.elements.split(packed.lengths))) for packed in self.chunks)
 
 
 class SourceChunks(Chunks):
-    """Sets in sources, served together: chunk j of every set, for each j, read ahead.
+    """Sets in sources, served together: chunk j of every set, for each j until the end of the longest, read ahead.
 
     Example:
         >>> import setstream as ss
@@ -86,12 +90,22 @@ class SourceChunks(Chunks):
         sources: Sequence[SetSource],
         chunk_size: int,
         partition: str = "contiguous",
-        generator: torch.Generator | None = None,
+        generator: Generator | None = None,
         ahead: int = 2,
     ) -> None:
-        super().__init__(_SourceColumns(sources, chunk_size, partition, generator, ahead))
         self.sources = list(sources)
         self._options = (chunk_size, partition, generator, ahead)
+        self._chunked = [source.chunks(chunk_size, partition, generator=generator, ahead=ahead) for source in sources]
+
+    def _served(self) -> Iterator[list[Tensor]]:
+        example = next((source for source in self.sources if len(source)), self.sources[0])
+        nothing = torch.empty(0, *example.shape, dtype=example.dtype)
+
+        def read(number: int) -> list[Tensor]:
+            return [chunks.chunk(number) if number < len(chunks) else nothing for chunks in self._chunked]
+
+        count = max(1, *map(len, self._chunked))
+        return read_ahead((partial(read, number) for number in range(count)), self._options[-1])
 
     def __getitem__(self, rows: slice) -> SourceChunks:
         return SourceChunks(self.sources[rows], *self._options)
@@ -101,23 +115,30 @@ class SourceChunks(Chunks):
         return SourceChunks([PartSource(source, number, parts) for source in self.sources], *self._options)
 
 
-class _SourceColumns:
-    """Chunk j of every source, for each j, as lists; ends with the longest source."""
+def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup | None = None) -> Any:
+    """The part of every set that this rank holds, for `encode`: contiguous shares of nearly equal size::
 
-    def __init__(
-        self, sources: Sequence[SetSource], chunk_size: int, partition: str, generator: torch.Generator | None, ahead: int
-    ) -> None:
-        self.ahead = ahead
-        example = next((source for source in sources if len(source)), sources[0])
-        self.nothing = torch.empty(0, *example.shape, dtype=example.dtype)
-        self.chunked = [source.chunks(chunk_size, partition, generator=generator) for source in sources]
+        rank r holds elements r·N/R .. (r+1)·N/R of every set
+        encode(encoder, parts, group=group)          gives every rank the z and the gradients of the whole sets
 
-    def _read(self, number: int) -> list[Tensor]:
-        return [chunks.chunk(number) if number < len(chunks) else self.nothing for chunks in self.chunked]
+    Only states and gradients are sent, for any number of elements. Every rank passes the same sets, in any layout. Sources on
+    disk, and chunks of them, become views: a rank reads only its part. Other chunks are read by all ranks, each of which keeps
+    its part. A rank may hold no element of a set. Without torch.distributed one rank holds everything.
 
-    def __iter__(self) -> Iterator[list[Tensor]]:
-        count = max(1, *(len(chunks) for chunks in self.chunked))
-        return read_ahead((partial(self._read, number) for number in range(count)), self.ahead)
+    Example:
+        >>> import torch, setstream as ss
+        >>> [len(x) for x in ss.scatter_sets(torch.randn(2, 5, 3))]
+        [5, 5]
+    """
+    rank, ranks = 0, 1
+    if dist.is_available() and dist.is_initialized():
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    if are_sources(sets):
+        return [PartSource(source, rank, ranks) for source in sets]
+    if isinstance(sets, Chunks):
+        return sets.part(rank, ranks)
+    packed = pack(sets, mask)
+    return [torch.tensor_split(x, ranks)[rank] for x in packed.elements.split(packed.lengths)]
 
 
 class Served:
@@ -125,7 +146,7 @@ class Served:
 
     learned = None  # elements that are read get no gradient
 
-    def __init__(self, chunks: Chunks, device: torch.device | None, generator: torch.Generator | None) -> None:
+    def __init__(self, chunks: Chunks, device: torch.device | None, generator: Generator | None) -> None:
         self.chunks, self.device, self.generator = chunks, device, generator
         #: For each chunk that was read, which sets have elements in it.
         self.present: list[list[bool]] = []
@@ -166,11 +187,13 @@ class Served:
         return self, DrawnChunks(self, wanted, replacement)
 
 
+@dataclass(frozen=True)
 class DrawnChunks:
     """Chunks drawn for each set among its own, with factors: drawn after the first pass, which counts them."""
 
-    def __init__(self, served: Served, wanted: int, replacement: bool) -> None:
-        self.served, self.wanted, self.replacement = served, wanted, replacement
+    served: Served
+    wanted: int
+    replacement: bool
 
     def __iter__(self) -> Iterator[tuple[int, Packed, Tensor]]:
         factors: dict[int, Tensor] = {}
@@ -179,7 +202,7 @@ class DrawnChunks:
             drawn = draw_counts(len(chunks), self.wanted, self.replacement, self.served.generator)
             for number, times in drawn.items():
                 of_sets = factors.setdefault(chunks[number], torch.zeros(len(self.served)))
-                of_sets[row] = factor(len(chunks), self.wanted, times)
+                of_sets[row] = times * max(len(chunks) / self.wanted, 1.0)
         last = max(factors, default=-1)
         for index, packed in enumerate(self.served):
             if index in factors:
@@ -196,7 +219,7 @@ class Sources(Served):
         sources: Sequence[SetSource],
         chunk_size: int,
         partition: str,
-        generator: torch.Generator | None,
+        generator: Generator | None,
         device: torch.device | None,
     ) -> None:
         super().__init__(SourceChunks(sources, chunk_size, partition, generator), device, generator)

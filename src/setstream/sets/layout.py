@@ -61,7 +61,7 @@ def _tensor(value: object, what: str) -> Tensor:
         array = np.asarray(value)
         if array.dtype.kind not in "fiubc":
             raise ShapeError(
-                f"{what} must hold numbers; it holds {array.dtype}: convert it (astype(float)), or leave text columns out"
+                f"{what} must hold numbers, not {array.dtype}: convert it (astype(float)), or leave text columns out"
             )
         return from_array(array)
     if hasattr(value, "chunks"):
@@ -116,13 +116,10 @@ def _pack_ragged(sets: Sequence[object]) -> Packed:
     for index, item in enumerate(tensors):
         if item.dim() < 1:
             raise ShapeError(f"set {index} of the list is a single number; expected (N, ...) elements")
-        if item.shape[1:] != tensors[0].shape[1:]:
-            raise ShapeError(
-                f"all sets must have elements of one shape: set 0 has {tuple(tensors[0].shape[1:])}, "
-                f"set {index} has {tuple(item.shape[1:])}"
-            )
-    elements = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-    return Packed(elements, [len(item) for item in tensors])
+        first, shape = tuple(tensors[0].shape[1:]), tuple(item.shape[1:])
+        if shape != first:
+            raise ShapeError(f"all sets must have elements of one shape: set 0 has {first}, set {index} has {shape}")
+    return Packed(tensors[0] if len(tensors) == 1 else torch.cat(tensors), [len(item) for item in tensors])
 
 
 def _pack_pointers(sets: tuple[object, ...]) -> Packed:
@@ -139,7 +136,6 @@ def _pack_pointers(sets: tuple[object, ...]) -> Packed:
         raise ShapeError(f"the batch is empty: ptr has {len(bounds)} entries, expected at least two")
     lengths = [end - start for start, end in pairwise(bounds)]
     if bounds[0] != 0 or x.dim() < 1 or bounds[-1] != len(x) or min(lengths) < 0:
-        raise ShapeError(
-            f"ptr must rise from 0 to len(x) = {len(x) if x.dim() else 0}; got {bounds[:8]}{'...' if len(bounds) > 8 else ''}"
-        )
+        came = f"{bounds[:8]}{'...' if len(bounds) > 8 else ''}"
+        raise ShapeError(f"ptr must rise from 0 to len(x) = {len(x) if x.dim() else 0}; got {came}")
     return Packed(x, lengths)

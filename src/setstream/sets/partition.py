@@ -15,6 +15,7 @@ m' >= C_i every chunk is taken once, with factor one: the full gradient.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -111,9 +112,8 @@ def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:
     """The piece that takes selection[i] from set i."""
     counts = [len(positions) for positions in selection]
     if len(selection) == 1 and counts[0]:
-        only = selection[0]
-        first, last = int(only[0]), int(only[-1])
-        if last - first + 1 == counts[0] and bool((only.diff() == 1).all()):
+        first, last = int(selection[0][0]), int(selection[0][-1])
+        if last - first + 1 == counts[0] and bool((selection[0].diff() == 1).all()):
             return Piece(slice(first, last + 1), counts)
     starts = [0, *accumulate(lengths)]
     return Piece(torch.cat([positions + start for positions, start in zip(selection, starts, strict=False)]), counts)
@@ -132,15 +132,7 @@ def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Ge
     if not replacement:
         order = torch.randint(chunks, (1,), generator=generator) if wanted == 1 else torch.randperm(chunks, generator=generator)
         return dict.fromkeys(order[:wanted].tolist(), 1)
-    counts: dict[int, int] = {}
-    for chunk in torch.randint(chunks, (wanted,), generator=generator).tolist():
-        counts[chunk] = counts.get(chunk, 0) + 1
-    return counts
-
-
-def factor(chunks: int, wanted: int, times: int) -> float:
-    """The factor of the gradient of a chunk that was drawn `times` times."""
-    return times * max(chunks / wanted, 1.0)
+    return Counter(torch.randint(chunks, (wanted,), generator=generator).tolist())
 
 
 @dataclass(frozen=True)
@@ -177,7 +169,7 @@ class InMemory:
         return Blocks(self.packed.elements, pieces)
 
     def subset(self, wanted: int) -> InMemory:
-        chosen = [chunks.select(self._draw_from(chunks, wanted)).order for chunks in self._cuts()]
+        chosen = [chunks.select(draw_counts(len(chunks), wanted, False, self.generator)).order for chunks in self._cuts()]
         piece = joined(chosen, self.packed.lengths)
         drawn = Packed(piece.of(self.packed.elements).elements, piece.lengths)
         return InMemory(drawn, self.chunk_size, "contiguous", self.generator, self.chunks_matter)
@@ -188,33 +180,27 @@ class InMemory:
         Without replacement all drawn chunks have one factor and form one block; with it, or where chunks matter, each is a
         separate block. apart: the drawn blocks must be the first blocks of the forward pass.
         """
-        lengths, elements = self.packed.lengths, self.packed.elements
-        cuts = self._cuts()
-        drawn = [self._draw_from(chunks, wanted, replacement) for chunks in cuts]
+        lengths, elements, cuts = self.packed.lengths, self.packed.elements, self._cuts()
+        drawn = [draw_counts(len(chunks), wanted, replacement, self.generator) for chunks in cuts]
+        turns = [drawn]
         if replacement or self.chunks_matter:
-            turns = range(max(1, *(len(counts) for counts in drawn)))
-            picks = [[[*counts.items()][turn : turn + 1] for counts in drawn] for turn in turns]
-        else:
-            picks = [[[*counts.items()] for counts in drawn]]
+            most = max(1, *map(len, drawn))
+            turns = [[dict([*counts.items()][turn : turn + 1]) for counts in drawn] for turn in range(most)]
         pieces, carriers = [], []
-        for number, chosen in enumerate(picks):
-            selected = [chunks.select(dict(pick)).order for chunks, pick in zip(cuts, chosen, strict=True)]
-            times = [pick[0][1] if pick else 1 for pick in chosen]
-            factors = torch.tensor([factor(len(chunks), wanted, n) for chunks, n in zip(cuts, times, strict=True)])
-            pieces.append(joined(selected, lengths))
-            carriers.append((number, pieces[-1].of(elements), factors))
+        for number, chosen in enumerate(turns):
+            picks = list(zip(cuts, chosen, strict=True))
+            factors = [max(times.values(), default=1) * max(len(chunks) / wanted, 1.0) for chunks, times in picks]
+            pieces.append(joined([chunks.select(times).order for chunks, times in picks], lengths))
+            carriers.append((number, pieces[-1].of(elements), torch.tensor(factors)))
         if not apart and not self.chunks_matter:
             return Blocks(elements, in_order(lengths, size)), carriers
-        rest = [
-            chunks.select(index for index in range(len(chunks)) if index not in counts)
-            for chunks, counts in zip(cuts, drawn, strict=True)
+        others = [
+            [index for index in range(len(chunks)) if index not in counts] for chunks, counts in zip(cuts, drawn, strict=True)
         ]
+        rest = [chunks.select(indices) for chunks, indices in zip(cuts, others, strict=True)]
         if not self.chunks_matter:
             rest = [even_cut(chunks.order, max(1, size // len(lengths))) for chunks in rest]
         return Blocks(elements, [*pieces, *columns(rest, lengths)]), carriers
 
     def _cuts(self) -> list[Cut]:
         return cut(self.packed.lengths, self.chunk_size, self.partition, self.generator)
-
-    def _draw_from(self, chunks: Cut, wanted: int, replacement: bool = False) -> dict[int, int]:
-        return draw_counts(len(chunks), wanted, replacement, self.generator)

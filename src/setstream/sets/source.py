@@ -18,7 +18,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -31,23 +30,15 @@ from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.layout import from_array
 
 PARTITIONS = ("contiguous", "blocks", "random")
-# Gaps of up to this many elements are read, not skipped.
-SMALL_GAP = 32
-# Adjacent chunks are read together, up to this many bytes.
-READ_BYTES = 2**22
-
+SMALL_GAP = 32  # gaps of up to this many elements are read, not skipped
+READ_BYTES = 2**22  # adjacent chunks are read together, up to this many bytes
 Metadata = dict[str, Any] | None
 
 
 class SetSource(ABC):
     """One set of elements that need not be in memory. It is opened when it is first read, in the process that reads it.
 
-    Your own source implements `__len__`, `shape`, `dtype` and `read`.
-
-    Args:
-        id: The name of the set.
-        label: The label of the set, if any.
-        metadata: Anything else that is known about it.
+    It has a name (`id`), a label and metadata, if any. Your own source implements `__len__`, `shape`, `dtype` and `read`.
     """
 
     id: str = ""
@@ -87,19 +78,13 @@ class SetSource(ABC):
             raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {lowest} .. {highest}")
         cuts = ((positions.diff() > SMALL_GAP).nonzero().flatten() + 1).tolist()
         ranges = []
-        for first, last in pairwise([0, *cuts, len(positions)]):
-            low = int(positions[first])
-            block = self.read(low, int(positions[last - 1]) + 1)
-            ranges.append(block[positions[first:last] - low])
+        for near in positions.tensor_split(cuts):
+            low = int(near[0])
+            ranges.append(self.read(low, int(near[-1]) + 1)[near - low])
         return torch.cat(ranges)[order.argsort()]
 
     def chunks(
-        self,
-        chunk_size: int,
-        partition: str = "contiguous",
-        *,
-        generator: torch.Generator | None = None,
-        ahead: int = 2,
+        self, chunk_size: int, partition: str = "contiguous", *, generator: torch.Generator | None = None, ahead: int = 2
     ) -> ChunkedSource:
         """All elements in chunks, which can be iterated any number of times, in the same order each time."""
         return ChunkedSource(self, chunk_size, partition, generator, ahead)
@@ -131,21 +116,16 @@ class ChunkedSource:
         if chunk_size < 1:
             raise ConfigurationError(f"chunk_size must be at least 1; got {chunk_size}")
         self.source, self.chunk_size, self.ahead = source, chunk_size, ahead
-        size = len(source)
-        self.order: Tensor | None = None
         self.in_order = partition == "contiguous"
-        starts = torch.arange(0, size, chunk_size)
+        starts = torch.arange(0, len(source), chunk_size)
         self.starts = starts[torch.randperm(len(starts), generator=generator)] if partition == "blocks" else starts
-        if partition == "random":
-            self.order = torch.randperm(size, generator=generator)
+        self.order = torch.randperm(len(source), generator=generator) if partition == "random" else None
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def chunk(self, number: int) -> Tensor:
-        """Chunk `number`; no elements where there is no such chunk."""
-        if number >= len(self):
-            return self.source.read(0, 0)
+        """Chunk `number`."""
         start = int(self.starts[number])
         stop = min(start + self.chunk_size, len(self.source))
         return self.source.read(start, stop) if self.order is None else self.source.take(self.order[start:stop])
@@ -194,3 +174,46 @@ class ArraySource(SetSource):
 
     def take(self, index: Tensor) -> Tensor:
         return self.array[index]
+
+
+class PartSource(SetSource):
+    """Part `number` of `parts` contiguous parts of nearly equal size, which together are the whole. Reads nothing else.
+
+    Example:
+        >>> source = ArraySource(torch.arange(5.0)[:, None], id="a")
+        >>> [PartSource(source, number, 2).tensor().flatten().tolist() for number in (0, 1)]
+        [[0.0, 1.0, 2.0], [3.0, 4.0]]
+    """
+
+    def __init__(self, source: SetSource, number: int, parts: int) -> None:
+        if not 0 <= number < parts:
+            raise ConfigurationError(f"there is no part {number} of {parts}: parts are counted from 0")
+        super().__init__(source.id, source.label, source.metadata)
+        self.source, self.number, self.parts = source, number, parts
+
+    def _range(self) -> range:
+        """As torch.tensor_split cuts: the first parts may have one element more."""
+        each, more = divmod(len(self.source), self.parts)
+        start = self.number * each + min(self.number, more)
+        return range(start, start + each + (self.number < more))
+
+    def __len__(self) -> int:
+        return len(self._range())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.source.dtype
+
+    def read(self, start: int, stop: int) -> Tensor:
+        part = self._range()[start:stop]
+        return self.source.read(part.start, part.stop)
+
+    def take(self, index: Tensor) -> Tensor:
+        return self.source.take(index + self._range().start)
+
+    def close(self) -> None:
+        self.source.close()

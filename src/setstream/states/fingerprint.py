@@ -1,11 +1,6 @@
 """Which encoder made a state: a digest of all that it computes with, computed only when it is needed.
 
-    fingerprint = "2:" + BLAKE2b(classes and attributes of all modules, (name, dtype, shape, bytes) of every weight and buffer)
-
-Attributes of any type count: numbers, lists, dicts, arrays, tensors, functions, objects, also private ones. A value that cannot
-be compared across processes (a lambda, an open file) is an error. Not counted: what torch.nn.Module itself keeps (`training`),
-private attributes of modules of the LIBRARIES below, and the names in a module's `not_in_fingerprint`, for caches and other
-values that do not change what it computes.
+    fingerprint = "2:" + the digest of `digest.py`
 
 Hashing all weights at every update would cost more than many updates. An `Origin` remembers what it saw instead: objects by
 identity, tensors by their version counters, plain values as they are. It hashes the first time that a fingerprint is needed:
@@ -16,20 +11,11 @@ Some writers change weights behind the version counters (fused optimisers, `p.da
 tensor, and looks at it again after any optimiser has stepped and whenever a fingerprint is made.
 """
 
-from __future__ import annotations
-
 import functools
-import logging
-import re
-import sys
-import threading
+import operator
 import types
-import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
-from itertools import chain
-from pathlib import PurePath
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,25 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from setstream.errors import ConfigurationError, MismatchError
+from setstream.errors import MismatchError
+from setstream.states.accumulators import accumulator_dtype
 from setstream.states.compat import fingerprint_0_1
-from setstream.states.digest import digest, tensor_bytes
+from setstream.states.digest import IDLE, PLAIN, ModuleDigest, attributes, contents
 
 VERSION = "2:"
-#: What torch.nn.Module, torch.compile and transformers keep in every module. It does not change what is computed.
-BOOKKEEPING = frozenset(vars(nn.Module())) | {
-    "_compiled_call_impl",
-    "_is_torch_compile",
-    "_is_hf_initialized",
-    "not_in_fingerprint",
-}
-#: Libraries whose private attributes, and the modules of whose functions, do not count.
-LIBRARIES = ("setstream", "torch", "transformers")
-#: The origin and version of a model of transformers, which do not change what it computes.
-FOUND = {"name_or_path", "transformers_version", "architectures", "model_type", "dtype", "torch_dtype"}
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype, torch.layout)
-IDLE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), torch.device)
-
 _steps = 0
 
 
@@ -67,226 +40,93 @@ def _count_step(*_: Any) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-# -- what a module computes with ------------------------------------------------------------------------------------------
-
-
-def _library(thing: type | Callable[..., Any]) -> str:
-    """The one of LIBRARIES that a class or function belongs to, if any."""
-    package = (getattr(thing, "__module__", None) or "").partition(".")[0]
-    return package if package in LIBRARIES else ""
-
-
-# By class: the attributes that do not count, and whether private ones do.
-_rules: weakref.WeakKeyDictionary[type, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
-
-
-def _rule(kind: type) -> tuple[frozenset[str], bool]:
-    rule = _rules.get(kind)
-    if rule is None:
-        declared = (vars(base).get("not_in_fingerprint", ()) for base in kind.__mro__)
-        origin = FOUND if any(_library(base) == "transformers" for base in kind.__mro__) else ()
-        rule = _rules[kind] = BOOKKEEPING.union(origin, *declared), not _library(kind)
-    return rule
-
-
-def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    """The attributes of a module or another object that count."""
-    kind = type(thing)
-    attributes: dict[str, Any] = getattr(thing, "__dict__", {})
-    if not isinstance(thing, nn.Module):
-        slots = chain.from_iterable(_slots(base) for base in kind.__mro__)
-        attributes = attributes | {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
-    left_out, private = _rule(kind)
-    if "not_in_fingerprint" in attributes:
-        left_out = left_out.union(attributes["not_in_fingerprint"])
-    return [(name, value) for name, value in attributes.items() if name not in left_out and (private or name[0] != "_")]
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _contents(module: nn.Module, *, deep: bool = False) -> Iterator[tuple[str, Any]]:
-    """Every submodule's class, parameters, buffers, hooks and attributes, by name. `deep`: packed and compiled ones, too."""
-    for name, child in module.named_modules():
-        if type(child).__name__ == "OptimizedModule":  # torch.compile's wrapper computes what it wraps
-            continue
-        prefix = f"{name}.".replace("_orig_mod.", "") if name else ""
-        for key, tensor in chain(child._parameters.items(), child._buffers.items()):
-            yield prefix + key, tensor
-        for hooks in (child._forward_pre_hooks, child._forward_hooks):
-            yield from ((f"{prefix}(hook)", hook) for hook in hooks.values())
-        if deep:
-            yield from ((f"{prefix}(state) {key}", value) for key, value in _extra_state(child).items())
-        if isinstance(child, (torch.jit.ScriptModule, torch.fx.GraphModule)):  # its class may have any name
-            yield f"{prefix}(code)", str(child.code)
-        else:
-            yield f"{prefix}(class)", type(child).__name__
-            yield from ((f"{prefix}(closure) {key}", value) for key, value in _closures(type(child)))
-            derived = {key for key in vars(child) if _is_derived(child, key)}
-            yield from ((prefix + key, value) for key, value in _attributes(child) if key not in derived)
-
-
-def _extra_state(module: nn.Module) -> dict[str, Any]:
-    """What a module saves besides its parameters and buffers (packed weights); of a compiled one, what its code uses."""
-    if isinstance(module, torch.jit.ScriptModule):
-        if not module._c._has_method("forward"):
-            return {}
-        code, constants = module.code_with_constants
-        used = {name for name in re.findall(r"\.(\w+)", code) if module._c.hasattr(name)} - dict(module.named_children()).keys()
-        return {**constants.const_mapping, **{name: getattr(module, name) for name in sorted(used)}}
-    kind = type(module)
-    if kind._save_to_state_dict is nn.Module._save_to_state_dict and kind.get_extra_state is nn.Module.get_extra_state:
-        return {}
-    saved: dict[str, Any] = {}
-    module._save_to_state_dict(saved, "", False)
-    return {key: value for key, value in saved.items() if key not in module._parameters and key not in module._buffers}
-
-
-def _closures(kind: type) -> Iterator[tuple[str, Any]]:
-    """What the methods of a class that was made inside a function take from there."""
-    if "<locals>" in kind.__qualname__:
-        for name, method in vars(kind).items():
-            cells = getattr(method, "__closure__", None) or ()
-            for free, cell in zip(method.__code__.co_freevars if cells else (), cells, strict=True):
-                if free != "__class__":
-                    yield f"{name}.{free}", cell.cell_contents
-
-
-def _is_derived(module: nn.Module, name: str) -> bool:
-    """Whether a tensor is recomputed from parameters at every call: by weight norm, spectral norm, pruning."""
-    weights = module._parameters
-    return f"{name}_orig" in weights or (f"{name}_g" in weights and f"{name}_v" in weights)
-
-
 class _Seen:
     """A cheap summary of what a module computes with: equal values as long as it has not changed."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.kept: list[Any] = []  # keeps ids unique
+        self.tensors: list[Tensor] = []
+        self._kept: list[Any] = []  # keeps ids unique
         self._inside: dict[int, Any] = {}
-        self.values = {name: self._glance(value) for name, value in _contents(module)}
+        self.values = {name: self._glance(value) for name, value in contents(module)}
 
     def _glance(self, value: Any) -> Any:
         if type(value) in PLAIN:
             return type(value), value
         if isinstance(value, Tensor):
-            self.kept.append(value)
+            self.tensors.append(value)
             return id(value), 0 if value.is_inference() else value._version, value.dtype
         if id(value) in self._inside:
             return self._inside[id(value)]
-        self.kept.append(value)
+        self._kept.append(value)
         self._inside[id(value)] = id(value)  # it may contain itself
-        found: Any = id(value)
+        summary: Any = id(value)
         if isinstance(value, list | tuple):
-            found = tuple(self._glance(item) for item in value)
+            summary = tuple(self._glance(item) for item in value)
         elif isinstance(value, Mapping):
-            found = tuple((self._glance(key), self._glance(item)) for key, item in value.items())
+            summary = tuple((self._glance(key), self._glance(item)) for key, item in value.items())
         elif isinstance(value, set | frozenset):
-            found = frozenset(self._glance(item) for item in value)
+            summary = frozenset(self._glance(item) for item in value)
         elif isinstance(value, np.ndarray):
-            found = id(value), zlib.crc32(value.tobytes())
+            summary = id(value), zlib.crc32(value.tobytes())
         elif isinstance(value, nn.Module):
-            found = id(value), tuple((name, self._glance(item)) for name, item in _contents(value))
+            summary = id(value), tuple((name, self._glance(item)) for name, item in contents(value))
         elif isinstance(value, functools.partial):
-            found = id(value), self._glance((value.func, value.args, value.keywords))
+            summary = id(value), self._glance((value.func, value.args, value.keywords))
         elif not isinstance(value, (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, *IDLE)):
-            found = id(value), tuple((name, self._glance(item)) for name, item in _attributes(value))
-        self._inside[id(value)] = found
-        return found
-
-    def tensors(self) -> list[Tensor]:
-        return [thing for thing in self.kept if isinstance(thing, Tensor)]
+            summary = id(value), tuple((name, self._glance(item)) for name, item in attributes(value))
+        self._inside[id(value)] = summary
+        return summary
 
 
-class _Digest:
-    """A digest of what a module computes with: equal in every process that has built and loaded the same."""
+class _Watch:
+    """Which objects the names of a module had: that nothing was assigned since is seen faster than by a new summary.
+
+    For modules whose attributes are plain values, tensors, functions, or objects and lists of these; others are not `simple`.
+    """
 
     def __init__(self, module: nn.Module) -> None:
-        self._open: dict[int, int] = {}
-        self._done: dict[int, Any] = {}
-        self._kept: list[Any] = []
-        self._in_transformers = False  # in a configuration of transformers, files change the order of mappings
-        contents = sorted((name, self._of(value, name)) for name, value in _contents(module, deep=True))
-        self.text = VERSION + digest(repr(contents).encode())
+        self.simple, self.tensors = True, list[Tensor]()
+        self._dicts, self._names, self._values = list[Any](), list[Callable[[Any], Any]](), list[tuple[Any, ...]]()
+        for child in module.modules():
+            special = isinstance(child, torch.jit.ScriptModule | torch.fx.GraphModule) or "<locals>" in type(child).__qualname__
+            self.simple &= not (special or child._forward_hooks or child._forward_pre_hooks)
+            self._watch(vars(child), [name for name, _ in attributes(child)])
+            for part in (child._parameters, child._buffers, child._modules, child._forward_hooks, child._forward_pre_hooks):
+                self._watch(part, [*part])
+        self._lengths = [*map(len, self._dicts)]
+        self._versions = [tensor._version for tensor in self.tensors if not tensor.is_inference()]
 
-    def _of(self, value: Any, name: str) -> str:
-        """A short text for a value; `name` is its place, for errors."""
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, Enum):
-            return f"{type(value).__name__}.{value.name}"
-        if isinstance(value, PLAIN) and not getattr(value, "__dict__", None):
-            return f"{type(value).__name__} {value!r}"
-        if isinstance(value, IDLE):
-            return type(value).__name__
-        if id(value) in self._open:  # it contains itself
-            return f"back {len(self._open) - self._open[id(value)]}"
-        if id(value) not in self._done:
-            self._open[id(value)] = len(self._open)
-            contents = self._inside(value, name)
-            del self._open[id(value)]
-            self._kept.append(value)
-            self._done[id(value)] = digest(repr(contents).encode())
-        return str(self._done[id(value)])
+    def _watch(self, container: Any, names: list[Any]) -> None:
+        values = tuple(container[name] for name in names)
+        self._dicts.append(container)
+        if names:
+            self._names.append(operator.itemgetter(*names, names[0]))  # of two names or more, it gives a tuple
+            self._values.append((container, *values, values[0]))
+        for value in values:
+            if isinstance(value, Tensor):
+                self.tensors.append(value)
+            elif isinstance(value, list | tuple):
+                self._watch(value, [*range(len(value))])
+            elif isinstance(value, Mapping | set | frozenset | np.ndarray | functools.partial) or hasattr(
+                type(value), "__slots__"
+            ):
+                self.simple = False
+            elif not isinstance(value, (*PLAIN, type, types.FunctionType, types.BuiltinFunctionType, nn.Module, *IDLE)):
+                self.simple &= hasattr(value, "__dict__")
+                if self.simple:
+                    self._watch(vars(value), [name for name, _ in attributes(value)])
 
-    def _inside(self, value: Any, name: str) -> Any:
-        if isinstance(value, PLAIN):  # a subclass
-            return type(value).__name__, repr(value), sorted((key, self._of(item, name)) for key, item in vars(value).items())
-        if isinstance(value, Tensor) and value.is_quantized:
-            return "quantised", str(value.dtype), self._of(value.dequantize(), name)
-        if isinstance(value, Tensor):
-            return "tensor", str(value.dtype), list(value.shape), digest(tensor_bytes(value))
-        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-            return "array", str(value.dtype), list(value.shape), digest(value.tobytes())
-        if isinstance(value, np.ndarray):
-            value = value.tolist()
-        if isinstance(value, list | tuple):  # files turn tuples into lists
-            return "list", [self._of(item, f"{name}[{place}]") for place, item in enumerate(value)]
-        if isinstance(value, Mapping):
-            items = [(self._of(key, name), self._of(item, f"{name}[{key!r}]")) for key, item in value.items()]
-            return "mapping", sorted(items) if self._in_transformers else items
-        if isinstance(value, set | frozenset):
-            return "set", sorted(self._of(item, name) for item in value)
-        if isinstance(value, nn.Module):
-            return "module", sorted((key, self._of(item, f"{name}.{key}")) for key, item in _contents(value, deep=True))
-        if isinstance(value, weakref.ref):
-            return "reference", self._of(value(), name)
-        if isinstance(value, functools.partial):
-            return "partial", [self._of(part, name) for part in (value.func, value.args, value.keywords)]
-        if isinstance(value, PurePath | types.ModuleType):
-            return type(value).__name__, str(value)
-        owner = getattr(value, "__self__", None)
-        if callable(value) and owner is not None and not isinstance(owner, type | types.ModuleType):
-            function = getattr(value, "__func__", None)
-            from_class = function is None or getattr(type(owner), value.__name__, None) is function
-            return "method", value.__name__ if from_class else self._of(function, name), self._of(owner, name)
-        if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
-            if isinstance(value, type) or not isinstance(value, types.FunctionType) or _can_be_imported(value):
-                where = _library(value) or getattr(value, "__module__", None)
-                return "name", where, getattr(value, "__qualname__", value.__name__)
-        elif hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__)):
-            outside = self._in_transformers
-            self._in_transformers = outside or _library(type(value)) == "transformers"
-            attributes = sorted((key, self._of(item, f"{name}.{key}")) for key, item in _attributes(value))
-            self._in_transformers = outside
-            return "object", type(value).__name__, attributes
-        raise ConfigurationError(
-            f"this encoder has no fingerprint: {name} is {value!r}, and another process cannot tell whether it has the same. "
-            "Write a function at the top of a module, or make it a torch.nn.Module. If it does not change what the encoder "
-            f"computes, say so in its module's class: not_in_fingerprint = ({name.rpartition('.')[2]!r},)"
-        )
-
-
-def _can_be_imported(function: types.FunctionType) -> bool:
-    value: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
-        value = getattr(value, name, None)
-    return value is function
-
-
-# -- the origin of a state ---------------------------------------------------------------------------------------------------
+    def unchanged(self) -> bool:
+        """Whether every name still has the same object, and every tensor its version."""
+        if not self.simple or [*map(len, self._dicts)] != self._lengths:
+            return False
+        for names, (container, *values) in zip(self._names, self._values, strict=True):
+            try:
+                if not all(map(operator.is_, names(container), values)):
+                    return False
+            except (KeyError, IndexError):
+                return False
+        return [tensor._version for tensor in self.tensors if not tensor.is_inference()] == self._versions
 
 
 def _probe(tensors: list[Tensor]) -> list[float]:
@@ -296,9 +136,7 @@ def _probe(tensors: list[Tensor]) -> list[float]:
         if tensor.numel() and not tensor.is_meta:
             number = tensor.detach()[(-1,) * tensor.dim()]
             number = number.real + number.imag if number.is_complex() else number
-            last.setdefault(number.device, []).append(
-                number.to(torch.float32 if number.device.type == "mps" else torch.float64)
-            )
+            last.setdefault(number.device, []).append(number.to(accumulator_dtype(number.device)))
     return [number for numbers in last.values() for number in torch.stack(numbers).cpu().tolist()]
 
 
@@ -309,7 +147,8 @@ class Origin:
         self._module, self._digest = module, digest
         self._digest_0_1: str | None = None
         self._seen = None if module is None else _Seen(module)
-        self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors()), _steps
+        self._watch = None if module is None else _Watch(module)
+        self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors), _steps
 
     def current(self, *, look: bool = False) -> bool:
         """Whether the module has not changed since this origin was made; `look`: compare the numbers in any case."""
@@ -317,39 +156,39 @@ class Origin:
 
     def _changed(self, look: bool) -> str | None:
         """The name of something that has changed."""
-        assert self._module is not None
-        assert self._seen is not None
+        if self._module is None or self._seen is None or self._watch is None:
+            return None
+        if not look and self._steps == _steps and self._watch.unchanged():
+            return None
         now, before = _Seen(self._module), self._seen.values
         if now.values != before:
-            names = now.values.keys() ^ before.keys() or {n for n in before if now.values[n] != before[n]}
-            return min(names)
+            return min(now.values.keys() ^ before.keys() or {name for name in before if now.values[name] != before[name]})
         if look or self._steps != _steps:
-            if _probe(now.tensors()) != self._probe:
+            if _probe(now.tensors) != self._probe:
                 return "a weight"
             self._steps = _steps
+        self._watch = _Watch(self._module)
         return None
 
     @property
     def fingerprint(self) -> str:
         """The digest as text."""
         if self._module is not None and self._digest is None:
-            changed = self._changed(look=True)
-            if changed is not None:
+            if changed := self._changed(look=True):
                 raise MismatchError(
                     f"the weights of the encoder changed after this state was made ({changed}), or an attribute that counts: "
                     "the state no longer belongs to it. Encode the elements again. If an attribute does not change what the "
                     "encoder computes, list its name in not_in_fingerprint of its module's class."
                 )
-            self._digest = _Digest(self._module).text
-        assert self._digest is not None
-        return self._digest
+            self._digest = VERSION + ModuleDigest(self._module).text
+        return str(self._digest)
 
     @property
     def loaded(self) -> bool:
         """Whether this is a digest alone, of a state from elsewhere."""
         return self._module is None
 
-    def same_as(self, other: Origin) -> bool:
+    def same_as(self, other: "Origin") -> bool:
         """Whether both have the same structure and weights. An origin of 0.1 becomes a current one at its first comparison."""
         if self is other or self.fingerprint == other.fingerprint:
             return True
@@ -363,7 +202,6 @@ class Origin:
             )
         if new._digest_0_1 is None:
             new._digest_0_1 = fingerprint_0_1(new._module)
-        if old.fingerprint != new._digest_0_1:
-            return False
-        old._digest = new.fingerprint
-        return True
+        if same := old.fingerprint == new._digest_0_1:
+            old._digest = new.fingerprint
+        return same

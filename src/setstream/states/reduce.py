@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from setstream.states.accumulators import accumulator_dtype
-from setstream.states.collectives import Group, all_reduce
+from setstream.states.accumulators.base import Group, accumulator_dtype, all_reduce
 from setstream.states.state import State
 
 __all__ = ["Group", "reduce_state", "share_draw", "sum_gradients"]
@@ -33,8 +32,5 @@ def share_draw(state: State, group: Group) -> State:
 
 def sum_gradients(gradients: Sequence[Tensor | None], like: Sequence[Tensor], group: Group) -> list[Tensor | None]:
     """Each gradient summed over the ranks, in the accumulators' type. A rank without elements has none and adds zeros."""
-    summed: list[Tensor | None] = []
-    for gradient, tensor in zip(gradients, like, strict=True):
-        local = torch.zeros_like(tensor) if gradient is None else gradient
-        summed.append(all_reduce(local.to(accumulator_dtype(tensor.device)), dist.ReduceOp.SUM, group))
-    return summed
+    local = [torch.zeros_like(t) if gradient is None else gradient for gradient, t in zip(gradients, like, strict=True)]
+    return [all_reduce(tensor.to(accumulator_dtype(tensor.device)), dist.ReduceOp.SUM, group) for tensor in local]

@@ -10,7 +10,6 @@ notices a short file, but not a flipped bit. It guards against damage, not again
 import hashlib
 import json
 import struct
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -18,10 +17,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from setstream._utils.atomic import whole_or_nothing
 from setstream.errors import StateFormatError
 from setstream.states.accumulators import Accumulator
-from setstream.states.digest import tensor_bytes
+from setstream.states.digest import hash_tensors
 from setstream.states.fingerprint import Origin
 
 FORMAT = "setstream.state"
@@ -30,12 +28,7 @@ VERSION = 2
 
 
 def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
-    hasher = hashlib.blake2b(digest_size=16)
-    hasher.update(json.dumps(metadata, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        hasher.update(tensor_bytes(tensor))
-    return hasher.hexdigest()
+    return hash_tensors(hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16), tensors)
 
 
 def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
@@ -45,11 +38,8 @@ def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str |
         tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
     # safetensors refuses views of one storage: each tensor gets its own memory.
     tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    metadata: dict[str, Any] = {
-        "version": VERSION,
-        "fingerprint": fingerprint,
-        "parts": {name: accumulator.kind for name, accumulator in accumulators.items()},
-    }
+    kinds = {name: accumulator.kind for name, accumulator in accumulators.items()}
+    metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
     header = json.dumps({**metadata, "checksum": _checksum(tensors, metadata)})
     return safetensors.torch.save(tensors, {FORMAT: header})
 
@@ -67,10 +57,8 @@ def _metadata(data: bytes) -> dict[str, Any]:
             f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."
         ) from None
     if version not in range(1, VERSION + 1):
-        raise StateFormatError(
-            f"this state has format version {version!r}; this setstream reads versions 1 to {VERSION}. Update setstream, or "
-            "save the state again with the version that reads it."
-        )
+        came = f"this state has format version {version!r}; this setstream reads versions 1 to {VERSION}"
+        raise StateFormatError(f"{came}. Update setstream, or save the state again with the version that reads it.")
     return metadata
 
 
@@ -84,8 +72,7 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         tensors: dict[str, Tensor] = safetensors.torch.load(data)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
-    checksum = metadata.pop("checksum", None)
-    if checksum != _checksum(tensors, metadata):
+    if metadata.pop("checksum", None) != _checksum(tensors, metadata):
         raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
     count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
     if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):
@@ -94,27 +81,10 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         raise StateFormatError("the state's tensors are not of one batch, with a count for each set: it was edited")
     accumulators: dict[str, Accumulator] = {}
     for name, kind in kinds.items():
-        start = name + "."
-        named = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+        named = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
         try:
             accumulators[name] = Accumulator.of_kind(kind).from_tensors(named, metadata["version"])
         except (KeyError, TypeError) as error:
             message = f"the accumulator {name!r} cannot be read, it was edited ({type(error).__name__}: {error})"
             raise StateFormatError(message) from None
     return accumulators, count, None if fingerprint is None else Origin(None, fingerprint)
-
-
-def write(data: bytes, path: Path) -> None:
-    """Write a state's bytes to a file: a crash leaves the old file or the new one."""
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    with whole_or_nothing(path) as hidden:
-        hidden.write_bytes(data)
-
-
-def read(path: Path) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
-    """Read what `write` wrote; an error names the file."""
-    try:
-        return parse(path.read_bytes())
-    except StateFormatError as error:
-        raise StateFormatError(f"{path}: {error}") from None

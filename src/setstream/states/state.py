@@ -20,14 +20,14 @@ from typing import Self, SupportsIndex
 import torch
 from torch import Tensor
 
+from setstream._utils.atomic import whole_or_nothing
 from setstream.errors import ConfigurationError, MismatchError, PrecisionError, RemovalError, ShapeError, StateFormatError
 from setstream.states import serialization
 from setstream.states.accumulators import REMOVAL_TOLERANCE, Accumulator, accumulator_dtype
 from setstream.states.compat import read_as
 from setstream.states.fingerprint import Origin
 
-# Larger counts are no longer exact in JSON, and soon not in 64 bits.
-MOST_ELEMENTS = 2**53
+MOST_ELEMENTS = 2**53  # larger counts are no longer exact in JSON, and soon not in 64 bits
 
 
 class State:
@@ -60,10 +60,7 @@ class State:
         #: Elements seen, per set: (B,) int64. Removal lowers it; decay does not.
         self.count = count
         self.origin = origin
-        # What the pool computed from its weights alone, once per stream. Never saved.
-        self.context: dict[str, Tensor] | None = None
-
-    # -- the monoid ---------------------------------------------------------------------------------------------------
+        self.context: dict[str, Tensor] | None = None  # what the pool computed from its weights alone; never saved
 
     def __add__(self, other: State) -> State:
         origin = self._must_match(other, "merge")
@@ -71,9 +68,7 @@ class State:
         return State(merged, self.count + other.count, origin)
 
     def __radd__(self, other: object) -> State:
-        if isinstance(other, int) and other == 0:  # so that sum(states) works
-            return self
-        return NotImplemented
+        return self if isinstance(other, int) and other == 0 else NotImplemented  # so that sum(states) works
 
     def __sub__(self, other: State) -> State:
         return self.remove(other)
@@ -83,8 +78,7 @@ class State:
 
         Sums are subtracted: exact while the remaining elements have a fair share of each slot's weight and numerator. If heavy
         elements or large features are removed and light or small ones stay, the difference is smaller than the rounding error
-        of what was removed. That error is estimated over the whole life of the state. A set without elements left becomes
-        exactly empty.
+        of what was removed, which is estimated over the whole life of the state. A set without elements left becomes empty.
 
         Features of width one sometimes raise PrecisionError needlessly: a signed sum that happens to be near zero has a large
         relative error, and the state cannot distinguish it from the remainder of large elements that were removed.
@@ -93,7 +87,6 @@ class State:
         wrong result without an error: elements of any weight may have been added after the decay.
 
         Args:
-            part: the state of the elements to remove.
             tolerance: the largest error, relative to the norm of each slot's sums, that is accepted.
 
         Raises:
@@ -103,10 +96,8 @@ class State:
         origin = self._must_match(part, "remove")
         count = self.count - part.count
         if bool((count < 0).any()):
-            raise RemovalError(
-                f"cannot remove {part.count.tolist()} elements from sets that have seen {self.count.tolist()}: "
-                "only what was merged into a state can be removed from it."
-            )
+            came = f"{part.count.tolist()} elements from sets that have seen {self.count.tolist()}"
+            raise RemovalError(f"cannot remove {came}: only what was merged into a state can be removed from it.")
         rest = {}
         for name, accumulator in self.accumulators.items():
             try:
@@ -120,21 +111,15 @@ class State:
     def __mul__(self, factor: Real | float | Tensor) -> State:
         if not isinstance(factor, Real | Tensor):
             return NotImplemented
-        wide = accumulator_dtype(self.device)
-        number = factor if isinstance(factor, Tensor) else torch.tensor(float(factor), dtype=torch.float64)
-        factors = number.to(wide).to(self.device)
-        if factors.dim() > 1 or (factors.dim() == 1 and len(factors) != len(self)):
-            raise ShapeError(
-                f"a state of {len(self)} sets is scaled by a number or by ({len(self)},) numbers, not {tuple(factors.shape)}"
-            )
+        number, batch = factor if isinstance(factor, Tensor) else float(factor), len(self)
+        factors = torch.as_tensor(number, dtype=accumulator_dtype(self.device), device=self.device)
+        if factors.shape not in ((), (batch,)):
+            raise ShapeError(f"a state of {batch} sets is scaled by a number or ({batch},) numbers, not {tuple(factors.shape)}")
         if not bool(((factors > 0) & torch.isfinite(factors)).all()):
             raise ConfigurationError(f"a state is scaled by positive finite numbers (such as 0.9), not by {factor}")
-        per_set = factors.expand(len(self))
-        return self._each(lambda accumulator: accumulator.scale(per_set))
+        return self._each(lambda accumulator: accumulator.scale(factors.expand(batch)))
 
     __rmul__ = __mul__
-
-    # -- the batch ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.count)
@@ -152,10 +137,7 @@ class State:
 
     def __iter__(self) -> Iterator[State]:
         """The sets, each a batch of one; views of this state's tensors."""
-        columns = {
-            name: (type(accumulator), {key: tensor.split(1) for key, tensor in accumulator.tensors.items()})
-            for name, accumulator in self.accumulators.items()
-        }
+        columns = {n: (type(a), {key: t.split(1) for key, t in a.tensors.items()}) for n, a in self.accumulators.items()}
         for row, count in enumerate(self.count.split(1)):
             accumulators = {n: kind(**{key: rows[row] for key, rows in split.items()}) for n, (kind, split) in columns.items()}
             yield State(accumulators, count, self.origin)
@@ -177,7 +159,15 @@ class State:
         chosen = {name.removeprefix(start): one for name, one in self.accumulators.items() if name.startswith(start)}
         return State(chosen, self.count, self.origin)
 
-    # -- device and dtype ---------------------------------------------------------------------------------------------
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors of all accumulators by name, `accumulator.tensor`; views, and without the count."""
+        return {f"{name}.{key}": t for name, one in self.accumulators.items() for key, t in one.tensors.items()}
+
+    def _each(self, change: Callable[[Accumulator], Accumulator]) -> State:
+        return State({name: change(one) for name, one in self.accumulators.items()}, self.count, self.origin)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> State:
+        return State({name: one.map(change) for name, one in self.accumulators.items()}, change(self.count), self.origin)
 
     @property
     def device(self) -> torch.device:
@@ -195,9 +185,9 @@ class State:
             if not target.is_floating_point:
                 raise ConfigurationError(f"a state is kept in a floating-point type, not in {target}")
             return self._each(lambda accumulator: accumulator.to_dtype(target))
-        device = torch.device(target)
-        narrow = self.to(accumulator_dtype(device)) if accumulator_dtype(device) != torch.float64 else self  # MPS
-        return narrow._map(lambda tensor: tensor.to(device))
+        dtype = accumulator_dtype(torch.device(target))
+        narrow = self if dtype == torch.float64 else self.to(dtype)  # MPS
+        return narrow._map(lambda tensor: tensor.to(target))
 
     def widened(self) -> State:
         """The state of one chunk as if added to an empty state."""
@@ -218,8 +208,6 @@ class State:
         """The digest of the encoder that made this state; None for a state that a bare pool made."""
         return None if self.origin is None else self.origin.fingerprint
 
-    # -- to bytes and back --------------------------------------------------------------------------------------------
-
     def to_bytes(self) -> bytes:
         """The state as safetensors bytes, with format version, fingerprint and checksum in the header."""
         return serialization.dump(self.accumulators, self.count, self.fingerprint)
@@ -230,13 +218,20 @@ class State:
         return cls(*serialization.parse(data)).checked()
 
     def save(self, path: str | Path) -> None:
-        """Write the state to a file atomically."""
-        serialization.write(self.to_bytes(), Path(path))
+        """Write the state to a file atomically: a crash leaves the old file or the new one."""
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
+        with whole_or_nothing(path) as hidden:
+            hidden.write_bytes(self.to_bytes())
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a state that `save` wrote."""
-        return cls(*serialization.read(Path(path))).checked(f"{path}: ")
+        try:
+            return cls.from_bytes(Path(path).read_bytes())
+        except StateFormatError as error:
+            raise StateFormatError(f"{path}: {error}") from None
 
     def __reduce__(self) -> tuple[Callable[[bytes], State], tuple[bytes]]:
         return State.from_bytes, (self.to_bytes(),)
@@ -244,18 +239,6 @@ class State:
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.tensors().items())
         return f"State({len(self)} sets, count={self.count.tolist()}, {shapes}, device={self.device})"
-
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
-    def _each(self, change: Callable[[Accumulator], Accumulator]) -> State:
-        return State({name: change(accumulator) for name, accumulator in self.accumulators.items()}, self.count, self.origin)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> State:
-        return State(self._each(lambda accumulator: accumulator.map(change)).accumulators, change(self.count), self.origin)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of all accumulators by name, `accumulator.tensor`; views, and without the count."""
-        return {f"{name}.{key}": t for name, one in self.accumulators.items() for key, t in one.tensors.items()}
 
     def _must_match(self, other: State, action: str, same_batch: bool = True) -> Origin | None:
         """Raise unless the two can be merged; returns the origin of the result."""
@@ -265,14 +248,10 @@ class State:
             self.accumulators = read_as(self.accumulators, other.accumulators)
             other.accumulators = read_as(other.accumulators, self.accumulators)
         if self.kinds() != other.kinds():
-            hint = " One was made in training mode, with drawn slots, the other in eval mode?"
-            drawn = self.has_draw or other.has_draw
-            raise MismatchError(
-                f"cannot {action} states of different pools: {self.kinds()} and {other.kinds()}." + hint * drawn
-            )
-        if (self.origin is None) != (other.origin is None) or (
-            self.origin is not None and other.origin is not None and not self.origin.same_as(other.origin)
-        ):
+            hint = " One in training mode, with drawn slots, the other in eval mode?" * (self.has_draw or other.has_draw)
+            raise MismatchError(f"cannot {action} states of different pools: {self.kinds()} and {other.kinds()}.{hint}")
+        origin, other_origin = self.origin, other.origin
+        if origin is not other_origin and (origin is None or other_origin is None or not origin.same_as(other_origin)):
             raise MismatchError(
                 f"cannot {action} states of different encoders: fingerprints {self.fingerprint} and {other.fingerprint}. "
                 "States add up only when the same architecture with the same weights made them."
@@ -281,8 +260,8 @@ class State:
             raise ShapeError(f"cannot {action} a state of {len(self)} sets and one of {len(other)}: the batches differ")
         if self.device != other.device:
             raise MismatchError(f"cannot {action} states on {self.device} and {other.device}: move one with state.to(device)")
-        if self.origin is other.origin and self.origin is not None:
-            return self.origin
+        if origin is other_origin and origin is not None:
+            return origin
         tensors, others = self.tensors(), other.tensors()
         for name in tensors.keys() ^ others.keys():
             raise MismatchError(f"cannot {action} these states: only one of them has {name}")
@@ -292,15 +271,15 @@ class State:
                 came = " and ".join(f"{t.dtype} {tuple(t.shape[1:])}" for t in (a, b))
                 raise MismatchError(f"cannot {action} states of different shapes: {name} is {came}")
         # An encoder has not yet checked a state from elsewhere, nor what contains it.
-        return other.origin if other.origin is not None and other.origin.loaded else self.origin
+        return other_origin if other_origin is not None and other_origin.loaded else origin
 
-    def checked(self, place: str = "") -> Self:
+    def checked(self) -> Self:
         """The state; StateFormatError if no elements can give its numbers. For states from outside."""
         if bool(((self.count < 0) | (self.count > MOST_ELEMENTS)).any()):
-            raise StateFormatError(f"{place}a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
+            raise StateFormatError(f"a set counts 0 to {MOST_ELEMENTS} elements; this state says {self.count.tolist()}")
         for name, accumulator in self.accumulators.items():
             if fault := accumulator.fault(self.count > 0):
-                raise StateFormatError(f"{place}no elements give this state, it was edited or is damaged: {name}: {fault}")
+                raise StateFormatError(f"no elements give this state, it was edited or is damaged: {name}: {fault}")
         return self
 
     def kinds(self) -> dict[str, str]:
@@ -315,7 +294,6 @@ class State:
 
 def fits(state: State, tensor: Tensor, known: Tensor) -> bool:
     """Whether a tensor has the shape of a known one, up to the batch; axes of size one may be widths that are not known yet."""
-    if tensor.shape[1:] == known.shape[1:]:
-        return True
     sizes = zip(tensor.shape[1:], known.shape[1:], strict=False)
-    return tensor.dim() <= known.dim() and all(size in (1, other) for size, other in sizes) and not bool(state.count.any())
+    narrow = tensor.dim() <= known.dim() and all(size in (1, other) for size, other in sizes)
+    return tensor.shape[1:] == known.shape[1:] or (narrow and not bool(state.count.any()))

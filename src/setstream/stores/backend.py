@@ -14,31 +14,33 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 Row = tuple[str, int, bytes]
 
 
 class Transaction:
-    """What can be done in a transaction."""
+    """What can be done in a transaction, through the cursor of a database whose statements have `mark` where a value goes."""
 
-    def __init__(
-        self, table: str, execute: Callable[[str, Any], Any], execute_many: Callable[[str, Sequence[Row]], Any]
-    ) -> None:
-        self.table, self.execute, self._execute_many = table, execute, execute_many
+    def __init__(self, table: str, cursor: Any, mark: str = "%s") -> None:
+        self.table, self.cursor, self.mark = table, cursor, mark
+
+    def execute(self, statement: str, values: Iterable[Any] = ()) -> Any:
+        return self.cursor.execute(statement.replace("%s", self.mark), list(values))
 
     def read(self, ids: Collection[str]) -> dict[str, bytes]:
         """The bytes of those ids that exist."""
         marks = ", ".join(["%s"] * len(ids))
-        rows = self.execute(f"SELECT id, state FROM {self.table} WHERE id IN ({marks})", list(ids)).fetchall()
+        rows = self.execute(f"SELECT id, state FROM {self.table} WHERE id IN ({marks})", ids).fetchall()
         return {name: bytes(state) for name, state in rows}
 
     def write(self, rows: Iterable[Row]) -> None:
         """Insert rows, or replace those of the same ids."""
-        change = "ON CONFLICT (id) DO UPDATE SET count = excluded.count, state = excluded.state"
-        self._execute_many(f"INSERT INTO {self.table} (id, count, state) VALUES (%s, %s, %s) {change}", list(rows))
+        insert = f"INSERT INTO {self.table} (id, count, state) VALUES (%s, %s, %s) ON CONFLICT (id) DO "
+        update = "UPDATE SET count = excluded.count, state = excluded.state"
+        self.cursor.executemany((insert + update).replace("%s", self.mark), list(rows))
 
     def delete(self, id: str) -> bool:
         """Delete a row; returns whether it existed."""
@@ -52,9 +54,7 @@ class Rows(ABC):
     that write to one socket garble it. They are closed before a fork, while no thread uses them, and opened again when they
     are needed. A lock that another thread holds during a fork would never be free in the child, so all are taken before it.
 
-    Args:
-        place: The name of the database in messages.
-        locks: The locks that the database's connections are used under, in the order in which they are taken.
+    `place` is the database's name in messages; its connections are used under `locks`, which are taken in this order.
     """
 
     #: The tables' names.
@@ -68,19 +68,18 @@ class Rows(ABC):
         self.place = place
         #: Guards what a store keeps of its rows in memory.
         self.cache_lock = threading.RLock()
-        self._locks = [*locks, self.cache_lock]
+        self.locks = [*locks, self.cache_lock]
         _open_rows.add(self)
 
     def remember(self, facts: dict[str, str]) -> dict[str, str]:
-        """Create the tables with these facts if there are none; returns the facts stored before, none if the tables are new."""
+        """Create the tables with these facts if there are none; returns the facts in the tables."""
         with self.transaction([]) as transaction:
             for statement in self.schema:
-                transaction.execute(statement.format(meta=self.meta, states=self.states), [])
-            known = dict(transaction.execute(f"SELECT key, value FROM {self.meta}", []).fetchall())
-            if not known:
-                for key, value in facts.items():
-                    transaction.execute(f"INSERT INTO {self.meta} VALUES (%s, %s)", [key, value])
-        return known
+                transaction.execute(statement.format(meta=self.meta, states=self.states))
+            known = dict(transaction.execute(f"SELECT key, value FROM {self.meta}").fetchall())
+            for fact in () if known else facts.items():
+                transaction.execute(f"INSERT INTO {self.meta} VALUES (%s, %s)", fact)
+        return known or facts
 
     @abstractmethod
     def query(self, statement: str, *values: Any) -> list[Any]:
@@ -94,33 +93,18 @@ class Rows(ABC):
     def close(self) -> None:
         """Close all connections; another call opens them again."""
 
-    def before_fork(self) -> None:
-        """Wait until no thread uses a connection, and close all."""
-        for lock in self._locks:
-            lock.__enter__()
-        self.close()
-
-    def after_fork(self) -> None:
-        """Let threads use connections again."""
-        for lock in reversed(self._locks):
-            lock.__exit__(None, None, None)
-
 
 _open_rows: weakref.WeakSet[Rows] = weakref.WeakSet()
-_held: list[Rows] = []
+_held = ExitStack()
 
 
 def _before_fork() -> None:
-    _held[:] = list(_open_rows)
-    for rows in _held:
-        rows.before_fork()
-
-
-def _after_fork() -> None:
-    for rows in _held:
-        rows.after_fork()
-    _held.clear()
+    """Wait until no thread uses a connection, and close all."""
+    for rows in list(_open_rows):
+        for lock in rows.locks:
+            _held.enter_context(lock)
+        rows.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_held.close, after_in_child=_held.close)

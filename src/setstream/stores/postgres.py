@@ -69,15 +69,14 @@ class PostgresRows(Rows):
 
     def query(self, statement: str, *values: Any) -> list[Any]:
         with self._connection() as connection:
-            rows: list[Any] = connection.execute(statement, values).fetchall()
-            return rows
+            return list(connection.execute(statement, values).fetchall())
 
     @contextmanager
     def transaction(self, ids: Collection[str]) -> Iterator[Transaction]:
         with self._connection() as connection, connection.cursor(binary=True) as cursor:
             keys = sorted({key_of(id) for id in ids} or {key_of("")})
             connection.execute("SELECT pg_advisory_xact_lock(key) FROM unnest(%s::bigint[]) AS key", [keys])
-            yield Transaction(self.states, cursor.execute, cursor.executemany)
+            yield Transaction(self.states, cursor)
 
     def close(self) -> None:
         with self._lock:

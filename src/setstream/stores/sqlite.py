@@ -54,14 +54,7 @@ class SqliteRows(Rows):
             database = self._writer
             try:
                 database.execute("BEGIN IMMEDIATE")
-            except BROKEN as error:
-                raise self._wrong(error, "written") from error
-            try:
-                yield Transaction(
-                    self.states,
-                    lambda statement, values: database.execute(statement.replace("%s", "?"), values),
-                    lambda statement, rows: database.executemany(statement.replace("%s", "?"), rows),
-                )
+                yield Transaction(self.states, database, "?")
                 database.execute("COMMIT")
             except BaseException as error:
                 with suppress(*BROKEN):

@@ -12,57 +12,32 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from setstream.errors import (
-    ConfigurationError,
-    MismatchError,
-    NonFiniteError,
-    SetstreamError,
-    StateFormatError,
-    StoreError,
-    StoreFullError,
-    UnknownSetError,
-)
-from setstream.models.encoder import SetEncoder, all_finite
+from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreFullError, UnknownSetError
+from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.sets.layout import Sets
 from setstream.states.fingerprint import Origin
 from setstream.states.state import MOST_ELEMENTS, State
-from setstream.stores.backend import Rows
+from setstream.stores import checks
+from setstream.stores.backend import Row, Rows
+from setstream.stores.checks import Change, Changed
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.sqlite import SqliteRows
+
+__all__ = ["Change", "Changed", "StateStore"]
 
 VERSION = 1
 # Bytes of the states that are kept parsed, with about as much again for their tensors.
 CACHE_BYTES = 2**25
-# States per batch when checking that the model can read them.
-CHECKED_TOGETHER = 256
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
-
-    id: str
-    part: State | str
-    replace: bool = False
-
-
-@dataclass(frozen=True)
-class Changed:
-    """The result of a change: how many elements the set has now, and whether the change created it."""
-
-    count: int
-    began: bool
 
 
 class StateStore(AbstractContextManager["StateStore"]):
@@ -91,7 +66,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0, chunks: str | None = None
     ) -> None:
         self.model, self.chunks = model, chunks
-        self.encoder: SetEncoder = model.encoder if isinstance(model, SetModel) else model
+        self.encoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
         self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
@@ -100,28 +75,18 @@ class StateStore(AbstractContextManager["StateStore"]):
         self._cache: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
         self._cache_bytes = 0
         origin = Origin(self.encoder)
-        known = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
-        if not known:
-            return
-        if not {"version", "fingerprint"} <= set(known):
-            raise StoreError(f"{self.rows.place}: is a database, but not a store of states")
-        if known["version"] != str(VERSION):
-            raise StoreError(f"{self.rows.place}: was written by a newer setstream (version {known['version']} of the store)")
-        if not Origin(None, known["fingerprint"]).same_as(origin):
-            raise MismatchError(
-                f"{self.rows.place}: holds states of another encoder (fingerprint {known['fingerprint']}) than this model's "
-                f"({origin.fingerprint}): load the weights that made them, or start a new store in another place"
-            )
+        facts = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
+        checks.check_facts(facts, self.rows.place, VERSION, origin)
 
-    # -- one set ------------------------------------------------------------------------------------------------------
-
+    @torch.no_grad()
     def update(self, id: str, elements: Tensor) -> int:
         """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now."""
-        return self.merge(id, self._absorb(elements))
+        return self.merge(id, self.encoder.update(None, [elements]))
 
+    @torch.no_grad()
     def remove(self, id: str, elements: Tensor) -> int:
         """Remove elements from a set; returns how many are left."""
-        part = self._absorb(elements)
+        part = self.encoder.update(None, [elements])
         return self._replace(id, lambda state: state - part)
 
     def merge(self, id: str, other: State | str) -> int:
@@ -137,7 +102,7 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def delete(self, id: str) -> bool:
         """Delete a set; returns whether it existed."""
-        with self.rows.transaction([_checked_id(id)]) as transaction:
+        with self.rows.transaction([checks.checked_id(id)]) as transaction:
             return transaction.delete(id)
 
     def forget(self, id: str) -> bool:
@@ -175,87 +140,77 @@ class StateStore(AbstractContextManager["StateStore"]):
         return self.model.finalize(state, chunks=self.chunks)
 
     @torch.no_grad()
-    def _absorb(self, elements: Tensor) -> State:
-        sets: Sets = [elements]
-        return self.encoder.update(None, sets)
-
-    @torch.no_grad()
     def _replace(self, id: str, change: Callable[[State], State]) -> int:
-        with self.rows.transaction([_checked_id(id)]) as transaction:
+        with self.rows.transaction([checks.checked_id(id)]) as transaction:
             stored = transaction.read([id])
             if id not in stored:
                 raise self._unknown(id)
             state = change(self.parse(stored[id]))
-            self._must_be_readable([state])
+            checks.must_be_readable(self.finalize, [state])
             transaction.write([_row(id, state)])
         return int(state.count)
 
-    # -- many sets ----------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
-        """Make many changes in one transaction, in their order.
+        """Make many changes in one transaction, in their order; returns for each its result, or the error that prevented it.
 
         A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
-        or in its set, is an error: later elements would not repair the set.
-
-        Args:
-            changes: The changes; several may be of one set.
-            room: How many sets may be created, at most; None: any number.
-
-        Returns:
-            For each change its result, or the error that prevented it.
+        or in its set, is an error: later elements would not repair the set. At most `room` sets are created.
         """
-        ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and _is_text(id)}
+        ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and checks.is_text(id)}
+        refused: dict[int, SetstreamError] = {}
+        suspects: set[str] = set()
         with self.rows.transaction(ids) as transaction:
             stored = transaction.read(ids)
-            results, states, parts = self._changed(changes, stored, room)
-            try:
-                self._must_be_readable([*parts, *states.values()])
-            except SetstreamError:
-                bad = self._unreadable(parts)
-                rest = [bad.get(id(change.part), change) for change in changes]
-                _, states, parts = self._changed(rest, stored, room)
-                bad = self._unreadable(list(states.values()))
-                suspects = {name for name, state in states.items() if id(state) in bad}
-                results, states, parts = self._changed(rest, stored, room, suspects)
+            while True:
+                results, states, parts = self._changed(changes, stored, inf if room is None else room, refused, suspects)
+                bad = checks.unreadable(self.finalize, [*parts, *states.values()])
+                bad_parts = {id(change.part): bad[id(change.part)] for change in changes if id(change.part) in bad}
+                bad_sets = {name for name, state in states.items() if id(state) in bad} - suspects
+                if not bad_parts and not bad_sets:
+                    break
+                refused, suspects = refused | bad_parts, suspects | bad_sets
             rows = [_row(name, states[name]) for name in sorted(states)]
             transaction.write(rows)
         given = {id(part) for part in parts}  # parts belong to callers, or share memory with others; sums belong to the store
-        self._remember((name, data, states[name]) for name, _, data in rows if id(states[name]) not in given)
+        with self.rows.cache_lock:  # the latest states are kept parsed, as they will be read again soon
+            for name, _, data in (row for row in rows if id(states[row[0]]) not in given):
+                self._cache_bytes += len(data) - len(self._cache.pop(name, (b"",))[0])
+                self._cache[name] = (data, states[name])
+            while self._cache_bytes > CACHE_BYTES:
+                self._cache_bytes -= len(self._cache.popitem(last=False)[1][0])
         return results
 
     def _changed(
-        self,
-        changes: Sequence[Change | SetstreamError],
-        stored: Mapping[str, bytes],
-        room: int | None,
-        suspects: Collection[str] = (),
-    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
-        """The result of each change, the new states by id, and the parts in them; `suspects` are checked at each step."""
+        self, changes: Sequence[Change], stored: Mapping[str, bytes], room: float,
+        refused: Mapping[int, SetstreamError], suspects: Collection[str],
+    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:  # fmt: skip
+        """The result of each change, the new states by id, and the parts in them.
+
+        Parts in `refused`, by `id(part)`, are errors; the sets in `suspects` are checked after each change.
+        """
         results: list[Changed | SetstreamError] = []
-        parsed: dict[str, State] = {}
         states: dict[str, State] = {}
         parts: list[State] = []
         origin = self.encoder.empty(1).origin  # computed once for all parts that were just made with these weights
 
         def state_of(name: str) -> State | None:
-            if name not in states and name not in parsed and name in stored:
-                cached = self._cache.get(name)
-                parsed[name] = cached[1] if cached is not None and cached[0] == stored[name] else self.parse(stored[name])
-            return states.get(name, parsed.get(name))
+            if name in states or name not in stored:
+                return states.get(name)
+            cached = self._cache.get(name)
+            return cached[1] if cached is not None and cached[0] == stored[name] else self.parse(stored[name])
 
         for change in changes:
             try:
-                if isinstance(change, SetstreamError):
-                    raise change
-                name = _checked_id(change.id)
+                if id(change.part) in refused:
+                    raise refused[id(change.part)]
+                name = checks.checked_id(change.id)
                 began = name not in stored and name not in states
-                if began and room is not None and room < 1:
+                if began and room < 1:
                     raise StoreFullError(f"{self.rows.place}: no more sets can be created; delete some")
                 if change.part == name:
                     raise ConfigurationError(f"a set cannot be merged into itself: {name!r} would count every element twice")
-                part = change.part if isinstance(change.part, State) else state_of(_checked_id(change.part))
+                part = change.part if isinstance(change.part, State) else state_of(checks.checked_id(change.part))
                 if part is None:
                     raise self._unknown(str(change.part))
                 if part.origin is not origin or len(part) != 1:
@@ -268,13 +223,13 @@ class StateStore(AbstractContextManager["StateStore"]):
                 if count > MOST_ELEMENTS:
                     raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
                 if name in suspects:
-                    self._must_be_readable([whole])
+                    checks.must_be_readable(self.finalize, [whole])
             except SetstreamError as error:
                 results.append(error)
                 continue
             states[name] = whole
             parts.append(part)
-            room = None if room is None else room - began
+            room -= began
             results.append(Changed(count, began))
         return results, states, parts
 
@@ -286,33 +241,29 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     @torch.no_grad()
     def fill(self, states: Iterable[tuple[str, State]], skip: Callable[[str, str], None] | None = None) -> None:
-        """Write many states in one transaction, replacing those of the same ids.
+        """Write pairs of an id and a state in one transaction, replacing those of the same ids.
 
-        Args:
-            states: Pairs of an id and a state.
-            skip: Called with the id of a state that the model cannot read, and the reason; the state is left out. Without
-                it, such a state is an error and nothing is written.
+        States that the model cannot read go to `skip`, with the reason, and are left out; without it, they are an error.
         """
         with self.rows.transaction([]) as transaction:
             pairs = iter(states)
-            while batch := list(islice(pairs, CHECKED_TOGETHER)):
+            while batch := list(islice(pairs, checks.CHECKED_TOGETHER)):
                 for _, state in batch:
                     self.check(state)
-                bad = self._unreadable([state for _, state in batch])
+                bad = checks.unreadable(self.finalize, [state for _, state in batch])
                 for name, state in batch:
-                    if id(state) not in bad:
-                        transaction.write([_row(_checked_id(name), state)])
-                        continue
-                    reason = f"set {name!r}: {bad[id(state)]}"
-                    if skip is None:
-                        raise NonFiniteError(reason)
-                    skip(name, reason)
+                    if id(state) in bad:
+                        reason = f"set {name!r}: {bad[id(state)]}"
+                        if skip is None:
+                            raise type(bad[id(state)])(reason)
+                        skip(name, reason)
+                transaction.write(_row(checks.checked_id(name), state) for name, state in batch if id(state) not in bad)
 
     def __len__(self) -> int:
         return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
 
     def __contains__(self, id: object) -> bool:
-        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", _checked_id(id)))
+        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", checks.checked_id(id)))
 
     def ids(self) -> list[str]:
         """The ids of all sets, in order."""
@@ -321,14 +272,12 @@ class StateStore(AbstractContextManager["StateStore"]):
     def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
         """The ids that follow `after`, in order, with their counts: page by page through all sets."""
         statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
-        return [(name, int(count)) for name, count in self.rows.query(statement, _checked_id(after), limit)]
+        return [(name, int(count)) for name, count in self.rows.query(statement, checks.checked_id(after), limit)]
 
     def count(self, id: str) -> int:
         """How many elements a set has seen; zero if there is no such set."""
-        try:
-            return int(self._columns(id, "count")[0])
-        except UnknownSetError:
-            return 0
+        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
+        return int(rows[0][0]) if rows else 0
 
     def close(self) -> None:
         """Close the file, or the connections; another call opens them again."""
@@ -337,76 +286,15 @@ class StateStore(AbstractContextManager["StateStore"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
-    def _remember(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
-        """Keep the states of the latest bytes parsed, as they will be read again soon."""
-        with self.rows.cache_lock:
-            for name, data, state in rows:
-                self._cache_bytes += len(data) - len(self._cache.pop(name, (b"",))[0])
-                self._cache[name] = (data, state)
-            while self._cache_bytes > CACHE_BYTES:
-                self._cache_bytes -= len(self._cache.popitem(last=False)[1][0])
-
-    def _must_be_readable(self, states: Sequence[State]) -> None:
-        """Raise NonFiniteError unless all predictions are finite, MismatchError if the model fails; the head runs once."""
-        distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
-        for start in range(0, len(distinct), CHECKED_TOGETHER):
-            try:
-                output = self.finalize(State.cat(distinct[start : start + CHECKED_TOGETHER]).checked())
-                finite = all(all_finite(tensor) for tensor in _tensors(output))
-            except (NonFiniteError, StateFormatError):
-                finite = False
-            except (RuntimeError, ValueError, TypeError, LookupError) as error:
-                if isinstance(error, SetstreamError):
-                    raise
-                raise MismatchError(f"the model cannot read this state: {error}") from error
-            if not finite:
-                raise NonFiniteError("with these elements the model's prediction is NaN or infinity: they are too large for it")
-
-    def _unreadable(self, states: Sequence[State]) -> dict[int, SetstreamError]:
-        """The states that the model cannot read, by `id(state)`, with the reason; found by bisection."""
-        try:
-            self._must_be_readable(states)
-        except SetstreamError as error:
-            if len(states) == 1:
-                return {id(states[0]): error}
-            half = len(states) // 2
-            return self._unreadable(states[:half]) | self._unreadable(states[half:])
-        return {}
-
-    def _columns(self, id: str, columns: str) -> tuple[Any, ...]:
-        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", _checked_id(id))
+    def _columns(self, id: str, columns: str) -> Any:
+        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
         if not rows:
             raise self._unknown(id)
-        return tuple(rows[0])
+        return rows[0]
 
     def _unknown(self, id: str) -> UnknownSetError:
         return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors of a prediction: one, or several by name or in order."""
-    output = output.named() if hasattr(output, "named") and not isinstance(output, Tensor) else output
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping | tuple | list):
-        for value in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(value)
-
-
-def _row(id: str, state: State) -> tuple[str, int, bytes]:
+def _row(id: str, state: State) -> Row:
     return id, int(state.count), state.to_bytes()
-
-
-def _checked_id(id: object) -> str:
-    """An id, which is text that a database can hold. SQLite would look up a number under another key than it stores it."""
-    if not isinstance(id, str):
-        raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
-    if not _is_text(id):
-        raise ConfigurationError(f"the id of a set is text; {id!r} holds half of a surrogate pair")
-    return id
-
-
-def _is_text(id: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in id)

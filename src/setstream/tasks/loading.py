@@ -7,7 +7,7 @@ from setstream._utils.import_path import find
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
 from setstream.models.pretrained import is_saved
-from setstream.tasks.clustering.pretrained import SHIPPED
+from setstream.tasks.clustering.models import pretrained
 from setstream.training.registry import SavedRun, read_run
 
 
@@ -29,12 +29,12 @@ def open_model(name: str, builder: str | None = None, trust: Iterable[str] = ())
         raise ConfigurationError(f"builder is for folders written by save_pretrained; {name!r} is not one")
     if Path(name).is_dir():
         return SavedRun(Path(name), read_run(Path(name)), tuple(trust)).model()
-    if name in SHIPPED.available():
-        return SHIPPED.open(name)
+    if name in pretrained.available():
+        return pretrained(name)
     if ":" not in name:
         raise ConfigurationError(
-            f"{name!r} is not a run folder, a saved model or a shipped one ({', '.join(SHIPPED.available())}); name your own "
-            "model as package.module:name"
+            f"{name!r} is not a run folder, a saved model or a shipped one ({', '.join(pretrained.available())}); name your "
+            "own model as package.module:name"
         )
     named = find(name, "model")
     model = named if isinstance(named, SetModel) else named() if callable(named) else named

@@ -1,11 +1,17 @@
-"""Models by name: those of a task, some of which were renamed, and the trained ones that are shipped with the package."""
+"""What all tasks share: models by name, the trained ones that are shipped with the package, and predictions in chunks."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, update_wrapper
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE
 
 Builder = Callable[..., SetModel]
 
@@ -33,25 +39,42 @@ class RenamedModels(dict[str, Builder]):
         return self[self.renamed[name]]
 
 
+def variants(build: Builder, parts: Mapping[str, Callable[..., Any]]) -> dict[str, Builder]:
+    """Models that differ in one part: `build(part, **options)` for each, with the name, module and docstring of the part."""
+    return {name: update_wrapper(partial(build, part), part) for name, part in parts.items()}
+
+
 class ShippedModels:
-    """The trained models of a task that come with the package: those that have a folder `weights/NAME` beside it.
+    """The trained models of a task that come with the package: those that have a folder weights/NAME beside its modules.
 
     The folders are written by `save_pretrained` in half precision; `about` in their config.json holds the model's scores.
+
+    >>> from setstream.tasks.clustering import pretrained
+    >>> points = torch.randn(1, 1000, 2)
+    >>> pretrained("umbc+set-transformer")(points).log_prob(points).shape
+    torch.Size([1, 1000])
     """
 
-    def __init__(self, folder: Path, models: Mapping[str, Builder]) -> None:
-        self.folder, self.models = folder, models
+    def __init__(self, module: str, models: Mapping[str, Builder]) -> None:
+        self.folder, self.models = Path(module).parent / "weights", models
 
     def folder_of(self, name: str) -> Path:
-        """The folder of a model."""
         return self.folder / name.replace("+", "-")
 
     def available(self) -> list[str]:
-        """The names of the shipped models."""
         return [name for name in self.models if self.folder_of(name).is_dir()]
 
-    def open(self, name: str) -> SetModel:
+    def __call__(self, name: str) -> SetModel:
         """A trained model, in eval mode."""
         if name not in self.available():
             raise ConfigurationError(f"no weights of {name!r} are shipped: choose one of {', '.join(self.available())}")
         return SetModel.from_pretrained(self.folder_of(name))
+
+
+@torch.no_grad()
+def predict_in_chunks(model: SetModel, chunks: Iterable[Tensor]) -> Any:
+    """The model's output after all chunks (B, n, ...) of its sets. Models that are not consistent average over the chunks."""
+    stream = model.stream(chunks=AVERAGE)
+    for chunk in chunks:
+        stream.update(chunk)
+    return stream.predict()

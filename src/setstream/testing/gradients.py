@@ -14,15 +14,12 @@ from torch import Tensor, nn
 
 from setstream.errors import LawViolation
 from setstream.gradients.encode import encode
-from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.pools.base import named_tensors
 from setstream.sets.layout import Sets, pack
-from setstream.testing.laws import FACTOR, SLACK_DOUBLE
+from setstream.testing.laws import Model, allowed_error, in_float64
 
-# Gradients are longer sums: the full one is exact to the last place by chance more often.
-SLACK_GRADIENT = 64.0
-
+SLACK_GRADIENT = 64.0  # gradients are longer sums: the full one is exact to the last place by chance more often
 Loss = Callable[[Any], Tensor]
 
 
@@ -35,7 +32,7 @@ def default_loss(output: Any) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def parameter_gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **options: Any) -> dict[str, Tensor]:
+def parameter_gradients(model: Model, sets: Sets, loss: Loss, **options: Any) -> dict[str, Tensor]:
     """∂L/∂θ of every trainable parameter, by name, through `encode(**options)`."""
     learned = {name: p for name, p in model.named_parameters() if p.requires_grad}
     encoder, head = (model.encoder, model.head) if isinstance(model, SetModel) else (model, nn.Identity())
@@ -47,13 +44,7 @@ def parameter_gradients(model: SetEncoder | SetModel, sets: Sets, loss: Loss, **
 
 
 def check_exact_gradient(
-    model: SetEncoder | SetModel,
-    sets: Sets,
-    mask: Tensor | None = None,
-    *,
-    chunk_size: int = 16,
-    loss: Loss = default_loss,
-    **options: Any,
+    model: Model, sets: Sets, mask: Tensor | None = None, *, chunk_size: int = 16, loss: Loss = default_loss, **options: Any
 ) -> float:
     """`encode(gradient="exact")` gives every parameter the gradient of `full`, as close to float64 as `full` is.
 
@@ -66,10 +57,9 @@ def check_exact_gradient(
     True
     """
     packed = pack(sets, mask)
-    ragged = [x.detach() for x in packed.elements.split(packed.lengths)]
-    double = [x.double() if x.is_floating_point() else x for x in ragged]
+    ragged = list(packed.elements.detach().split(packed.lengths))
     subject = copy.deepcopy(model).eval()
-    reference = parameter_gradients(copy.deepcopy(model).double().eval(), double, loss, gradient="full")
+    reference = parameter_gradients(copy.deepcopy(model).double().eval(), in_float64(ragged), loss, gradient="full")
     full = parameter_gradients(subject, ragged, loss, gradient="full")
     exact = parameter_gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": chunk_size, **options})
     largest = 0.0
@@ -77,10 +67,8 @@ def check_exact_gradient(
     size = max((float(g.abs().max()) for g in reference.values() if g.numel()), default=0.0)
     for name, expected in reference.items():
         scale = max(float(expected.abs().max()), 0.05 * size) or 1.0
-        error, allowed = (float((mode[name].double() - expected).abs().max()) / scale for mode in (exact, full))
-        dtype = full[name].dtype
-        slack = SLACK_DOUBLE if dtype == torch.float64 else SLACK_GRADIENT
-        allowed = FACTOR * allowed + slack * torch.finfo(dtype).eps
+        error, one_shot = (float((mode[name].double() - expected).abs().max()) / scale for mode in (exact, full))
+        allowed = allowed_error(one_shot, full[name].dtype, SLACK_GRADIENT)
         if not error <= allowed:
             raise LawViolation(
                 f"exact gradient is broken: that of {name} is off by {error:.3g} (relative to its largest entry, against "
@@ -100,7 +88,7 @@ def z_bound(entries: int, level: float = 1e-3) -> float:
 
 
 def check_unbiased_gradient(
-    model: SetEncoder | SetModel,
+    model: Model,
     sets: Sets,
     mask: Tensor | None = None,
     *,
@@ -108,7 +96,7 @@ def check_unbiased_gradient(
     chunk_size: int = 8,
     seed: int = 0,
     loss: Loss = default_loss,
-    estimate: Callable[[SetEncoder | SetModel, Sets, torch.Generator], dict[str, Tensor]] | None = None,
+    estimate: Callable[[Model, Sets, torch.Generator], dict[str, Tensor]] | None = None,
     **options: Any,
 ) -> float:
     """The mean of `draws` estimates agrees with the full gradient, for every entry of every parameter.
@@ -123,16 +111,16 @@ def check_unbiased_gradient(
     True
     """
     packed = pack(sets, mask)
-    ragged = [x.detach().double() if x.is_floating_point() else x for x in packed.elements.split(packed.lengths)]
+    ragged = in_float64(list(packed.elements.detach().split(packed.lengths)))
     subject = copy.deepcopy(model).double().eval()
     full = parameter_gradients(subject, ragged, loss, gradient="full")
     generator = torch.Generator().manual_seed(seed)
+    settings = {"gradient": "unbiased", "partition": "random", "chunk_size": chunk_size, "generator": generator, **options}
     totals = {name: torch.zeros_like(g) for name, g in full.items()}
     squares = {name: torch.zeros_like(g) for name, g in full.items()}
     for _ in range(draws):
         if estimate is None:
-            settings: dict[str, Any] = {"gradient": "unbiased", "partition": "random", "chunk_size": chunk_size}
-            estimated = parameter_gradients(subject, ragged, loss, **{**settings, "generator": generator, **options})
+            estimated = parameter_gradients(subject, ragged, loss, **settings)
         else:
             estimated = estimate(subject, ragged, generator)
         for name, gradient in estimated.items():

@@ -1,7 +1,8 @@
 """The laws of values: consistency, permutation, merging, slots; each check compares an eval-mode copy with a float64 twin."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -15,38 +16,46 @@ from setstream.sets.layout import Sets, pack
 from setstream.states.state import State
 
 FACTOR = 2.0
-# Units in the last place of the largest value that are always allowed.
-SLACK = 8.0
-# A larger error of the one-shot result is not rounding.
-GROSSLY_WRONG = 0.1
-# A float64 model has no wider reference: it is compared with its own one-shot result.
-SLACK_DOUBLE = 256.0
+SLACK = 8.0  # units in the last place of the largest value that are always allowed
+SLACK_DOUBLE = 256.0  # a float64 model has no wider reference: it is compared with its own one-shot result
+GROSSLY_WRONG = 0.1  # a larger error of the one-shot result is not rounding
+Model = SetEncoder | SetModel
+
+
+def allowed_error(one_shot: float, dtype: torch.dtype, slack: float = SLACK) -> float:
+    """The largest error, given that of the one-shot result."""
+    return FACTOR * one_shot + (SLACK_DOUBLE if dtype == torch.float64 else slack) * torch.finfo(dtype).eps
+
+
+def in_float64(sets: list[Tensor]) -> list[Tensor]:
+    """The sets with floating-point elements widened; token ids stay."""
+    return [x.double() if x.is_floating_point() else x for x in sets]
 
 
 class Subject:
-    """An eval-mode copy of a model, its float64 twin, and the sets as a list."""
+    """An eval-mode copy of a model, its float64 twin, the sets as a list, and random numbers."""
 
-    def __init__(self, model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None) -> None:
+    def __init__(self, model: Model, sets: Sets, mask: Tensor | None, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
         packed = pack(sets, mask)
         self.sets = list(packed.elements.detach().split(packed.lengths))
         self.model = copy.deepcopy(model).eval()
         reference = copy.deepcopy(model).double().eval()
         self.encoder = self.model.encoder if isinstance(self.model, SetModel) else self.model
-        double = [x.double() if x.is_floating_point() else x for x in self.sets]
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)  # for encoders without parameters
         try:
-            self.reference = dict(named_tensors(reference(double)))
+            self.reference = dict(named_tensors(reference(in_float64(self.sets))))
         finally:
             torch.set_default_dtype(default)
         self.one_shot = self.errors(self.model(self.sets))
         for name, error in self.one_shot.items():
             if not error < GROSSLY_WRONG:
-                raise LawViolation(
-                    f"in one piece {name} is off by {error:.3g} against float64: too far to compare anything with it"
-                )
+                raise LawViolation(f"in one piece {name} is off by {error:.3g} against float64: too far to compare with it")
 
-    def finalize(self, state: State) -> Any:
+    def streamed(self, chunks: list[list[Tensor]]) -> Any:
+        """The result of the chunks one after another."""
+        state = reduce(partial(self.encoder.update, chunks=AVERAGE), chunks, self.encoder.empty(len(self.sets)))
         return self.model.finalize(state, chunks=AVERAGE)
 
     def errors(self, z: Any) -> dict[str, float]:
@@ -56,29 +65,25 @@ class Subject:
             expected = self.reference[name]
             if tensor.shape != expected.shape:
                 raise LawViolation(f"{name} has shape {tuple(tensor.shape)} here and {tuple(expected.shape)} for the whole set")
-            if not expected.numel():
-                errors[name] = 0.0
-                continue
-            sizes = expected.flatten(1).abs().amax(1)  # of each set, so that a large one does not hide the others
-            worst = (tensor.double() - expected).flatten(1).abs().amax(1)
-            scale = sizes.clamp(min=1e-3 * float(sizes.max()))
-            errors[name] = float((worst / torch.where(scale > 0, scale, 1.0)).max())
+            errors[name] = 0.0
+            if expected.numel():
+                sizes = expected.flatten(1).abs().amax(1)  # of each set, so that a large one does not hide the others
+                worst = (tensor.double() - expected).flatten(1).abs().amax(1)
+                scale = sizes.clamp(min=1e-3 * float(sizes.max()))
+                errors[name] = float((worst / torch.where(scale > 0, scale, 1.0)).max())
         return errors
 
     def judge(self, law: str, case: str, z: Any) -> float:
         """Raise LawViolation unless every tensor of z is close enough to the reference."""
-        largest = 0.0
-        dtypes = {name: tensor.dtype for name, tensor in named_tensors(z)}
-        for name, error in self.errors(z).items():
-            slack = SLACK_DOUBLE if dtypes[name] == torch.float64 else SLACK
-            allowed = FACTOR * self.one_shot[name] + slack * torch.finfo(dtypes[name]).eps
+        dtypes, errors = {name: tensor.dtype for name, tensor in named_tensors(z)}, self.errors(z)
+        for name, error in errors.items():
+            allowed = allowed_error(self.one_shot[name], dtypes[name])
             if not error <= allowed:
                 raise LawViolation(
                     f"{law} is broken: with {case}, {name} is off by {error:.3g} (relative to its largest value, against "
                     f"float64); in one piece it is off by {self.one_shot[name]:.3g}, so {allowed:.3g} is allowed"
                 )
-            largest = max(largest, error)
-        return largest
+        return max(errors.values(), default=0.0)
 
 
 def random_partition(sets: list[Tensor], chunks: int, generator: torch.Generator) -> list[list[Tensor]]:
@@ -107,16 +112,9 @@ def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> 
         yield f"a random partition into {count} chunks", random_partition(sets, count, generator)
 
 
-def _stream(encoder: SetEncoder, chunks: list[list[Tensor]]) -> State:
-    state = encoder.empty(len(chunks[0]))
-    for chunk in chunks:
-        state = encoder.update(state, chunk, chunks=AVERAGE)
-    return state
-
-
 @torch.no_grad()
 def check_mini_batch_consistency(
-    model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
+    model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
 ) -> float:
     """Every partition of the sets gives the answer of the whole: in chunks of equal size, and `trials` random ones.
 
@@ -131,17 +129,16 @@ def check_mini_batch_consistency(
     ...
     setstream.errors.LawViolation: mini-batch consistency is broken: with chunks of ...
     """
-    subject = Subject(model, sets, mask)
-    generator = torch.Generator().manual_seed(seed)
+    subject = Subject(model, sets, mask, seed)
     return max(
-        subject.judge("mini-batch consistency", case, subject.finalize(_stream(subject.encoder, chunks)))
-        for case, chunks in _partitions(subject.sets, trials, generator)
+        subject.judge("mini-batch consistency", case, subject.streamed(chunks))
+        for case, chunks in _partitions(subject.sets, trials, subject.generator)
     )
 
 
 @torch.no_grad()
 def check_permutation_invariance(
-    model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
+    model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
 ) -> float:
     """The order of the elements does not matter.
 
@@ -150,19 +147,16 @@ def check_permutation_invariance(
     >>> ss.testing.check_permutation_invariance(encoder, [torch.randn(9, 8), torch.randn(3, 8)]) < 1e-5
     True
     """
-    subject = Subject(model, sets, mask)
-    generator = torch.Generator().manual_seed(seed)
-    errors = []
+    subject = Subject(model, sets, mask, seed)
+    largest = 0.0
     for trial in range(trials):
-        shuffled = [x[torch.randperm(len(x), generator=generator).to(x.device)] for x in subject.sets]
-        errors.append(subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
-    return max(errors)
+        shuffled = [x[torch.randperm(len(x), generator=subject.generator).to(x.device)] for x in subject.sets]
+        largest = max(largest, subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
+    return largest
 
 
 @torch.no_grad()
-def check_merge(
-    model: SetEncoder | SetModel, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0
-) -> float:
+def check_merge(model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0) -> float:
     """States add up to the whole's answer: commutative, associative, with `encoder.empty` as zero, also through bytes.
 
     >>> import torch, setstream as ss
@@ -170,12 +164,11 @@ def check_merge(
     >>> ss.testing.check_merge(encoder, torch.randn(2, 30, 8))
     0.0
     """
-    subject = Subject(model, sets, mask)
-    encoder = subject.encoder
-    generator = torch.Generator().manual_seed(seed)
+    subject = Subject(model, sets, mask, seed)
+    encoder, expected = subject.encoder, [len(x) for x in subject.sets]
     errors = []
     for _ in range(trials):
-        a, b, c = (encoder.update(None, chunk) for chunk in random_partition(subject.sets, 3, generator))
+        a, b, c = (encoder.update(None, chunk) for chunk in random_partition(subject.sets, 3, subject.generator))
         zero = encoder.empty(len(subject.sets))
         cases = {
             "(a + b) + c": (a + b) + c,
@@ -185,10 +178,9 @@ def check_merge(
             "b through bytes": a + State.from_bytes(b.to_bytes()).to(a.device) + c,
         }
         for case, state in cases.items():
-            expected = [len(x) for x in subject.sets]
             if state.count.tolist() != expected:
                 raise LawViolation(f"merge is broken: with {case}, count is {state.count.tolist()}, expected {expected}")
-            errors.append(subject.judge("merge", case, subject.finalize(state)))
+            errors.append(subject.judge("merge", case, subject.model.finalize(state, chunks=AVERAGE)))
     return max(errors)
 
 
@@ -205,18 +197,14 @@ def check_slot_equivariance(
     """
     if not hasattr(model.pool, "permute_slots_"):
         raise MismatchError(f"{type(model.pool).__name__} has no slots to permute (no method permute_slots_)")
-    subject = Subject(model, sets, mask)
-    generator = torch.Generator().manual_seed(seed)
+    subject = Subject(model, sets, mask, seed)
     errors = []
+    z = subject.reference["z"]
+    slots = z.shape[1] if z.dim() == 3 else int(getattr(model.pool, "num_slots", 1))
     for trial in range(trials):
         other = copy.deepcopy(subject.encoder)
-        z = subject.reference["z"]
-        slots = z.shape[1] if z.dim() == 3 else int(getattr(model.pool, "num_slots", 1))
-        order = torch.randperm(slots, generator=generator).to(z.device)
-        permute: Callable[[Tensor], None] = getattr(other.pool, "permute_slots_")  # noqa: B009 - typed, unlike the attribute
-        permute(order)
-        permuted = other(subject.sets)
-        if permuted.dim() == 3:
-            permuted = permuted[:, order.argsort()]
+        order = torch.randperm(slots, generator=subject.generator).to(z.device)
+        getattr(other.pool, "permute_slots_")(order)  # noqa: B009 - not every pool has it
+        permuted = other(subject.sets)[:, order.argsort()] if z.dim() == 3 else other(subject.sets)
         errors.append(subject.judge("slot equivariance", f"random slot order {trial}", permuted))
     return max(errors)

@@ -4,8 +4,8 @@ A `Task` provides data, models by name, a loss and metrics; a `TrainConfig` hold
 folder, and resumes a stopped run.
 """
 
-from setstream.training.allocator import keep_freed_memory
 from setstream.training.config import TrainConfig
+from setstream.training.processes import keep_freed_memory
 from setstream.training.task import Batch, Encode, Task
 from setstream.training.trainer import Result, Trainer
 

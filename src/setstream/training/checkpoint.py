@@ -12,9 +12,9 @@ Checkpoints of 0.1 have no checksums; they are intact if they can be read.
 
 import hashlib
 import json
-import os
 import pickle
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from setstream._utils.atomic import flush
+from setstream._utils.atomic import flush, whole_or_nothing
 from setstream.errors import ConfigurationError
 from setstream.models.weights import load_weights, save_weights
 
 KEPT = 2
 FILES = WEIGHTS, OPTIMIZER, PROGRESS = "weights.safetensors", "optimizer.pt", "progress.json"
 CHECKSUMS = "checksums.json"
-UNREADABLE = (SafetensorError, pickle.UnpicklingError)
+UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, SafetensorError, pickle.UnpicklingError)
 
 
 def weights_of(place: Path) -> Path:
@@ -41,21 +41,16 @@ def weights_of(place: Path) -> Path:
         return place / "model.safetensors"
     checkpoints = Checkpoints(place / "checkpoints")
     damaged = checkpoints.damaged()
-    steps = [step for step in checkpoints.steps() if step not in damaged]
-    if steps:
+    if steps := [step for step in checkpoints.steps() if step not in damaged]:
         return checkpoints.place(steps[-1]) / WEIGHTS
-    if damaged:
-        raise ConfigurationError(
-            f"{place} has no finished model, and its checkpoints are damaged: {'; '.join(damaged.values())}"
-        )
     raise ConfigurationError(f"{place} has neither a finished model nor a checkpoint yet")
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def steps(self) -> list[int]:
         """The steps at which there are checkpoints, in order."""
@@ -67,13 +62,18 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}"
 
     def damaged(self) -> dict[int, str]:
-        """The checkpoints that are newer than the newest intact one, with what is wrong with each."""
-        problems = {}
+        """What is wrong with each checkpoint that is newer than the newest intact one; an error if there is none."""
+        problems: dict[int, str] = {}
         for step in reversed(self.steps()):
             problem = _problem(self.place(step))
             if problem is None:
-                break
+                return problems
             problems[step] = problem
+        if problems:
+            raise ConfigurationError(
+                f"no checkpoint in {self.folder} is intact ({'; '.join(problems.values())}): restore a copy of it, or move it "
+                "away to train from the beginning"
+            )
         return problems
 
     def keep_damaged(self, step: int) -> Path:
@@ -82,25 +82,20 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         return self.place(step).rename(target)
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> Path:
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
         """Write a checkpoint and remove the oldest. An existing one of this step is left: it is the same."""
-        target = self.place(step)
-        if target.is_dir():
-            return target
-        hidden = self.folder / f".step-{step:08d}.{os.getpid()}"
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir(parents=True)
-        save_weights(model, hidden / WEIGHTS)
-        torch.save(optimizer.state_dict(), hidden / OPTIMIZER)
-        (hidden / PROGRESS).write_text(json.dumps(progress | {"step": step}))
-        (hidden / CHECKSUMS).write_text(json.dumps({name: _checksum(hidden / name) for name in FILES}))
-        for path in hidden.iterdir():
-            flush(path)
-        hidden.rename(target)
-        flush(self.folder)
+        if self.place(step).is_dir():
+            return
+        with whole_or_nothing(self.place(step)) as hidden:
+            hidden.mkdir()
+            save_weights(model, hidden / WEIGHTS)
+            torch.save(optimizer.state_dict(), hidden / OPTIMIZER)
+            (hidden / PROGRESS).write_text(json.dumps(progress | {"step": step}))
+            (hidden / CHECKSUMS).write_text(json.dumps({name: _checksum(hidden / name) for name in FILES}))
+            for path in hidden.iterdir():
+                flush(path)
         for old in self.steps()[:-KEPT]:
             shutil.rmtree(self.place(old), ignore_errors=True)
-        return target
 
     def load(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
         """Load model and optimizer as they were at a step; returns its progress.json."""
@@ -108,11 +103,6 @@ class Checkpoints:
         load_weights(model, source / WEIGHTS)
         optimizer.load_state_dict(torch.load(source / OPTIMIZER, map_location=device, weights_only=True))
         return dict(json.loads((source / PROGRESS).read_text()))
-
-    def clean(self) -> None:
-        """Remove folders that a killed process left half written."""
-        for path in self.folder.glob(".step-*"):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _checksum(path: Path) -> str:
@@ -132,6 +122,6 @@ def _problem(place: Path) -> str | None:
         int(json.loads((place / PROGRESS).read_text())["step"])
     except FileNotFoundError as error:
         return f"{Path(error.filename or str(error)).name} is missing"
-    except (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, *UNREADABLE) as error:
+    except UNREADABLE as error:
         return f"{type(error).__name__}: {error}"
     return None

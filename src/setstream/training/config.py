@@ -5,7 +5,6 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import cos, pi
 from pathlib import Path
@@ -61,7 +60,6 @@ class TrainConfig:
     chunk_size: int = 8
     grad_chunks: int = 1
     features: str = "cache"  # for importance: in memory, in files under a folder (its path), or "recompute": constant memory
-
     chunks: str | None = None  # "average": train a model that is not consistent on the mean over chunks, not on whole sets
 
     init_from: str | None = None  # a run folder or a file of weights to begin with
@@ -84,15 +82,13 @@ class TrainConfig:
             value = getattr(self, name)
             if hint in (float, float | None) and isinstance(value, int) and not isinstance(value, bool):
                 object.__setattr__(self, name, float(value))
-            elif not _fits(value, hint):
+                continue
+            kind = hint if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
                 raise ConfigurationError(f"{name} must be of type {getattr(hint, '__name__', hint)}; got {value!r}")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigurationError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
-        for name in POSITIVE:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1; got {getattr(self, name)}")
         rules = {
+            **{f"{name} must be one of {', '.join(values)}": getattr(self, name) in values for name, values in CHOICES.items()},
+            **{f"{name} must be at least 1": getattr(self, name) is None or getattr(self, name) >= 1 for name in POSITIVE},
             "lr must be positive": self.lr > 0,
             "clip must be positive, or left out": self.clip is None or self.clip > 0,
             "warmup must not be negative": self.warmup >= 0,
@@ -110,11 +106,9 @@ class TrainConfig:
     def from_dict(cls, options: dict[str, Any]) -> Self:
         """Options from a mapping, as a file holds it; unknown names are an error."""
         known = [option.name for option in dataclasses.fields(cls)]
-        unknown = set(options).difference(known)
-        if unknown:
+        if unknown := set(options).difference(known):
             raise ConfigurationError(f"unknown options {sorted(unknown)}: known are {', '.join(sorted(known))}")
-        missing = {"task", "model"} - set(options)
-        if missing:
+        if missing := {"task", "model"} - set(options):
             raise ConfigurationError(f"a run needs {' and '.join(sorted(missing))}")
         return cls(**options)
 
@@ -138,39 +132,27 @@ class TrainConfig:
         return self.lr * rise
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    if isinstance(hint, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    kind = typing.get_origin(hint) or hint
-    if kind in (int, float) and isinstance(value, bool):
-        return False
-    return isinstance(value, kind)
-
-
-def read_options(path: Path) -> dict[str, Any]:
-    """The options in a TOML, YAML or JSON file."""
-    readers: dict[str, Callable[[str], Any]] = {
-        ".toml": tomllib.loads,
-        ".yaml": _read_yaml,
-        ".yml": _read_yaml,
-        ".json": json.loads,
-    }
-    if not path.is_file():
-        raise ConfigurationError(f"there is no configuration file {path}")
-    if path.suffix not in readers:
-        raise ConfigurationError(f"{path} is not a configuration: its name must end in {', '.join(readers)}")
-    try:
-        options = readers[path.suffix](path.read_text())
-    except (ValueError, RecursionError) as error:  # the errors of TOML, JSON and UTF-8 are ValueErrors
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
-    if not isinstance(options, dict):
-        raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(options).__name__}")
-    return options
-
-
 def _read_yaml(text: str) -> Any:
     yaml = need("yaml", "cli", "YAML files")
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+READERS: dict[str, Any] = {".toml": tomllib.loads, ".yaml": _read_yaml, ".yml": _read_yaml, ".json": json.loads}
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """The options in a TOML, YAML or JSON file."""
+    if not path.is_file():
+        raise ConfigurationError(f"there is no configuration file {path}")
+    if path.suffix not in READERS:
+        raise ConfigurationError(f"{path} is not a configuration: its name must end in {', '.join(READERS)}")
+    try:
+        options = READERS[path.suffix](path.read_text())
+    except (ValueError, RecursionError) as error:  # the errors of TOML, JSON and UTF-8 are ValueErrors
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+    if not isinstance(options, dict):
+        raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(options).__name__}")
+    return options

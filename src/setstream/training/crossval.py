@@ -14,24 +14,18 @@ from pathlib import Path
 from setstream._utils.atomic import write_atomically
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
-from setstream.training.task import Task
+from setstream.training.registry import build_task
 from setstream.training.trainer import Trainer
 
+Scores = list[dict[str, float]]
 
-def cross_validate(
-    config: TrainConfig,
-    build: Callable[[TrainConfig], Task],
-    out: Path,
-    *,
-    folds: int = 10,
-    repeats: int = 5,
-    progress: Callable[[int], None] | None = None,
-) -> list[dict[str, float]]:
+
+def cross_validate(config: TrainConfig, out: Path, folds: int, repeats: int, progress: Callable[[int], None]) -> Scores:
     """Train and test every fold; returns the test metrics of each, repeat after repeat. `progress` gets the number done."""
-    if config.task_options.get("split") is not None:
+    if (split := config.task_options.get("split")) is not None:
         raise ConfigurationError(
-            f"task.split = {config.task_options['split']!r} fixes the test set, so every fold would be the same run. Leave it "
-            "out to cross-validate, or use `setstream train` with it, once for each seed"
+            f"task.split = {split!r} fixes the test set, so every fold would be the same run. Leave it out to cross-validate, "
+            "or use `setstream train` with it, once for each seed"
         )
     scores = []
     for repeat, fold in itertools.product(range(repeats), range(folds)):
@@ -39,16 +33,15 @@ def cross_validate(
         if not (folder / "result.json").exists():
             options = config.task_options | {"fold": fold, "count": folds, "repeat": repeat}
             fold_config = dataclasses.replace(config, task_options=options, seed=config.seed + repeat)
-            if not Trainer(build(fold_config), fold_config, folder, shown=False).run().done:
+            if not Trainer(build_task(fold_config), fold_config, folder, shown=False).run().done:
                 raise KeyboardInterrupt
         scores.append(read_options(folder / "result.json")["metrics"])
-        if progress is not None:
-            progress(len(scores))
+        progress(len(scores))
     write_atomically(out / "crossval.json", json.dumps(summarise(scores, repeats), indent=2))
     return scores
 
 
-def summarise(scores: list[dict[str, float]], repeats: int) -> dict[str, dict[str, float]]:
+def summarise(scores: Scores, repeats: int) -> dict[str, dict[str, float]]:
     """Of every metric that all folds have: the mean, the spread of the repeats' means, and a 95 % interval of the mean.
 
     The interval treats the folds' scores as independent. Folds of different repeats share bags, so it is somewhat too narrow.

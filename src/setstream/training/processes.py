@@ -1,4 +1,4 @@
-"""The processes of a run: one, or those that torchrun started.
+"""The processes of a run, one, or those that torchrun started: their devices, memory and signals.
 
 data   each process takes its share of a batch's sets; DistributedDataParallel averages the gradients
 set    each process takes its share of every set; `encode` sums states and gradients (group)
@@ -6,8 +6,15 @@ set    each process takes its share of every set; `encode` sums states and gradi
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -16,8 +23,8 @@ from setstream.errors import ConfigurationError, DeviceError
 from setstream.training.task import Batch
 
 
-def choose_device(name: str, rank: int = 0) -> torch.device:
-    """The device with this name; "auto" takes CUDA, then MPS, then the CPU. `rank` chooses the device of "cuda" alone."""
+def choose_device(name: str) -> torch.device:
+    """The device with this name; "auto" takes CUDA, then MPS, then the CPU. torchrun's local rank chooses among several."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         name = next((kind for kind in available if available[kind]), "cpu")
@@ -27,12 +34,40 @@ def choose_device(name: str, rank: int = 0) -> torch.device:
         raise ConfigurationError(f"there is no kind of device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
     if not available.get(device.type, True):
         raise DeviceError(f"device {name!r} was requested, but there is no {device.type.upper()} device here: use auto or cpu")
-    return torch.device("cuda", rank % torch.cuda.device_count()) if name == "cuda" else device
+    if name != "cuda":
+        return device
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 
-def local_rank() -> int:
-    """The number of this process on its machine, as torchrun counts."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
+def keep_freed_memory() -> bool:
+    """Tell the C library to keep up to 512 MiB of freed memory for the next step; returns whether it will (glibc only).
+
+    Every step makes and frees tensors of some megabytes. The default returns such memory to the system, so that each step has
+    it mapped and zeroed again, page by page: measured on the clustering step, a fifth of its time.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is None:
+        return False
+    # mallopt(3): M_MMAP_THRESHOLD, at most 32 MiB; M_TRIM_THRESHOLD; M_TOP_PAD.
+    return all(mallopt(option, size * 2**20) == 1 for option, size in ((-3, 32), (-1, 512), (-2, 64)))
+
+
+@contextmanager
+def asked_to_stop(stop: threading.Event) -> Iterator[None]:
+    """Within this context, Ctrl-C and SIGTERM set `stop`; a second Ctrl-C interrupts at once. Threads get no signals."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, ask) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -65,14 +100,11 @@ class Processes:
         if self.world == 1:
             return batch
         if size % self.world:
-            raise ConfigurationError(
-                f"a batch of {size} sets cannot be shared equally among {self.world} processes: choose a multiple of them"
-            )
+            raise ConfigurationError(f"{self.world} processes cannot share a batch of {size} sets: choose a multiple of them")
         part = slice(self.rank * size // self.world, (self.rank + 1) * size // self.world)
         return {name: value[part] for name, value in batch.items()}
 
     def wait(self) -> None:
-        """Wait for all processes."""
         if self.group is not None:
             dist.barrier()
 
@@ -86,8 +118,6 @@ class Processes:
         """Whether any process raised its flag."""
         if self.group is None:
             return flag
-        seen = torch.tensor([float(flag)])
-        if dist.get_backend() == "nccl":
-            seen = seen.cuda()  # the device of this process, as join has set it
+        seen = torch.tensor([float(flag)], device="cuda" if dist.get_backend() == "nccl" else "cpu")
         dist.all_reduce(seen, dist.ReduceOp.MAX)
         return bool(seen.item())

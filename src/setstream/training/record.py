@@ -1,11 +1,12 @@
-"""The records of a run: metrics as JSON lines (and for TensorBoard), and the environment it ran in."""
+"""What a run reports: metrics as JSON lines (and for TensorBoard), the environment it ran in, and progress on the screen."""
 
 import json
 import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +19,82 @@ from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 
 
-class Metrics:
+class Metrics(ExitStack):
     """Metrics by step in metrics.jsonl, of the first process (`active`); resuming drops the lines after the checkpoint."""
 
     def __init__(self, folder: Path, tensorboard: bool, from_step: int, active: bool) -> None:
+        super().__init__()
         self.active = active
         self.board: Any = None
         if not active:
             return
-        kept = [line for line in _lines(folder) if line["step"] <= from_step and line["kind"] != "final"]
+        kept = [line for line in read_metrics(folder, "train", "test") if line["step"] <= from_step]
         write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
-        self.file = (folder / "metrics.jsonl").open("a")
-        if tensorboard:
-            with suppress(ConfigurationError, ImportError):  # an extra: the JSON lines have everything
+        self.file = self.enter_context((folder / "metrics.jsonl").open("a"))
+        with suppress(ConfigurationError, ImportError):  # an extra: the JSON lines have everything
+            if tensorboard:
                 board = need("torch.utils.tensorboard", "cli", "TensorBoard")
                 self.board = board.SummaryWriter(str(folder / "tensorboard"), purge_step=from_step + 1)
+                self.callback(self.board.close)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
         """One line: the step, the kind (train, test or final), and the values."""
-        if not self.active:
-            return
-        self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
-        self.file.flush()
-        if self.board is not None:
-            for name, value in values.items():
-                self.board.add_scalar(f"{kind}/{name}", value, step)
-
-    def close(self) -> None:
-        """Write out what is buffered."""
         if self.active:
-            self.file.close()
-        if self.board is not None:
-            self.board.close()
+            self.file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+            self.file.flush()
+        for name, value in values.items() if self.board is not None else ():
+            self.board.add_scalar(f"{kind}/{name}", value, step)
 
 
-def _lines(folder: Path) -> list[dict[str, Any]]:
-    """All complete lines: the last may have been cut off when the process was killed."""
+class Progress(ExitStack):
+    """Shows step, loss, rate and time left: a Rich bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, steps: int, title: str, start: int = 0, shown: bool = True, every: int = 1000) -> None:
+        super().__init__()
+        self.steps, self.title, self.start, self.shown, self.every = steps, title, start, shown, every
+        self.began = time.monotonic()
+        self.bar: Any = None
+        if shown and sys.stderr.isatty():
+            with suppress(ConfigurationError):  # without Rich, lines
+                rich = need("rich.progress", "cli", "a progress bar")
+                texts = [rich.TextColumn(text) for text in ("{task.description}", "{task.fields[loss]}", "{task.fields[rate]}")]
+                columns = (texts[0], rich.BarColumn(), rich.MofNCompleteColumn(), *texts[1:])
+                self.bar = rich.Progress(*columns, rich.TimeRemainingColumn(), rich.TimeElapsedColumn())
+                self.row = self.enter_context(self.bar).add_task(title, total=steps, completed=start, loss="", rate="")
+
+    def update(self, step: int, loss: float) -> None:
+        """Show where the run is."""
+        rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
+        if self.bar is not None:
+            self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:.1f} steps/s")
+        elif step % self.every == 0 or step == self.steps:
+            left = (self.steps - step) / max(rate, 1e-9)
+            self.say(f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.0f} steps/s  {left:.0f} s left")
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(text)
+        elif self.shown:
+            print(text, flush=True)
+
+
+def read_metrics(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of these kinds (train, test, final), in order. The last may have been cut off when the process was killed."""
     path, lines = folder / "metrics.jsonl", []
     for text in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):
             line = json.loads(text)
-            if isinstance(line, dict) and {"step", "kind"} <= line.keys():
+            if isinstance(line, dict) and "step" in line and line.get("kind") in kinds:
                 lines.append(line)
     return lines
 
 
-def read_metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of one kind (train, test or final), in order."""
-    return [line for line in _lines(folder) if line["kind"] == kind]
-
-
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, for repeating the run."""
+    """Versions and hardware, for repeating the run; the commit if setstream runs from a checkout."""
+    command, commit = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], None
+    with suppress(OSError, subprocess.TimeoutExpired):
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
     return {
         "setstream": __version__,
         "python": sys.version.split()[0],
@@ -80,13 +105,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
-        "commit": _commit(),
+        "commit": commit,
     }
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that this package runs from, if it runs from one."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
-    return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,11 @@ TASKS = {
 
 
 def task_class(name: str) -> type[Task]:
-    """The task with this name: a built-in one, or your own as `package.module:Class`.
-
-    >>> task_class("clustering").name
-    'clustering'
-    """
+    """The task with this name: a built-in one, or your own as `package.module:Class`."""
     place = TASKS.get(name, name)
     if ":" not in place:
-        raise ConfigurationError(
-            f"unknown task {name!r}: choose one of {', '.join(TASKS)}, or give your own as package.module:Class"
-        )
+        names = ", ".join(TASKS)
+        raise ConfigurationError(f"unknown task {name!r}: choose one of {names}, or give your own as package.module:Class")
     kind = find(place, "task")
     if not (isinstance(kind, type) and issubclass(kind, Task)):
         raise ConfigurationError(f"{name!r} is not a subclass of setstream.training.Task")
@@ -50,9 +46,8 @@ def describe_task(name: str) -> dict[str, Any]:
 
 def build_task(config: TrainConfig) -> Task:
     """The task of a run whose options the caller chose."""
-    kind = task_class(config.task)
     try:
-        return kind(**config.task_options)
+        return task_class(config.task)(**config.task_options)
     except TypeError as error:
         raise ConfigurationError(f"the task {config.task} does not take these options: {error}") from error
 
@@ -79,9 +74,7 @@ class SavedRun:
 
     def model(self, task: Task | None = None) -> SetModel:
         """The model of the run, in eval mode: the final one, or that of its last checkpoint. `task`: the run's, if known."""
-        task = task or self.task()
         options = self.config.model_options
+        build = partial((task or self.task()).build, self.config.model, **options)
         with named_by_file(self.folder / "config.json", self.trust):
-            return load_model(
-                lambda: task.build(self.config.model, **options), options, weights_of(self.folder), trusted=bool(self.trust)
-            )
+            return load_model(build, options, weights_of(self.folder), trusted=bool(self.trust))

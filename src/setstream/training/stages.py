@@ -3,16 +3,18 @@
     stage one   head and pool on stored features             setstream train mil umbc+set-transformer -o task.data=features/ ...
     stage two   the backbone, through whole bags of images   ... -o init_from=runs/one -o 'freeze=["head", "encoder.pool"]'
 
-Frozen parts get no gradient and behave as at test time: no dropout, slots at their means.
+Frozen parts get no gradient and behave as at test time: no dropout, slots at their means. The optimizer gets the rest.
 """
 
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.training.checkpoint import weights_of
+from setstream.training.config import TrainConfig
 
 
 def _under(name: str, prefixes: list[str]) -> bool:
@@ -46,10 +48,21 @@ def begin_with(model: nn.Module, place: str, frozen: list[str]) -> None:
     path = weights_of(Path(place))
     weights: dict[str, Tensor] = load_file(path)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    unknown = [name for name, tensor in weights.items() if shapes.get(name) != tensor.shape]
-    if unknown:
+    if unknown := [name for name, tensor in weights.items() if shapes.get(name) != tensor.shape]:
         raise ConfigurationError(f"the weights in {path} are of another model: it has no {unknown[:5]} of these shapes")
-    missing = [name for name, _ in model.named_parameters() if _under(name, frozen) and name not in weights]
-    if missing:
+    if missing := [name for name, _ in model.named_parameters() if _under(name, frozen) and name not in weights]:
         raise ConfigurationError(f"{missing[:5]} should be frozen, but {path} does not hold them: they would stay random")
     model.load_state_dict(weights, strict=False)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
+    """adam, adamw or sgd; weight decay for matrices only, not for biases, norms and other vectors; fused where possible."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed, others = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
+    decays = ((decayed, config.weight_decay), (others, 0.0))
+    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in decays if parameters]
+    fused = device.type in ("cpu", "cuda")
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, config.lr, momentum=config.beta1, fused=fused)
+    kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, config.lr, (config.beta1, config.beta2), fused=fused)

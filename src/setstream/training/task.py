@@ -12,8 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,9 +25,8 @@ from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.sets.chunks import Chunks
+from setstream.sets.chunks import Chunks, scatter_sets
 from setstream.sets.layout import Sets
-from setstream.sets.scatter import scatter_sets
 from setstream.sets.source import SetSource
 
 Batch = dict[str, Any]
@@ -36,8 +36,7 @@ Batch = dict[str, Any]
 class Encode:
     """`ss.encode` with the gradient mode and sizes of a run: encode(encoder, sets) gives z.
 
-    >>> import torch, setstream as ss
-    >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=2))
+    >>> import torch
     >>> Encode(gradient="subset", chunk_size=5).sees(torch.randn(2, 100, 3)).shape
     torch.Size([2, 5, 3])
     """
@@ -51,20 +50,10 @@ class Encode:
 
     def __call__(self, encoder: SetEncoder, sets: Sets | Chunks | Sequence[SetSource], mask: Tensor | None = None) -> Any:
         """z of the sets, in memory, served in chunks or in sources; with `group`, each process encodes its share of them."""
-        part: Any = sets
         if self.group is not None:
-            part, mask = scatter_sets(sets, mask, self.group), None
-        return encode(
-            encoder,
-            part,
-            mask,
-            chunk_size=self.chunk_size,
-            gradient=self.gradient,
-            grad_chunks=self.grad_chunks,
-            group=self.group,
-            features=self.features if self.gradient == "importance" else None,
-            chunks=self.chunks,
-        )
+            sets, mask = scatter_sets(sets, mask, self.group), None
+        options = vars(self) if self.gradient == "importance" else vars(self) | {"features": None}
+        return encode(encoder, sets, mask, **options)
 
     def sees(self, sets: Tensor) -> Tensor:
         """The elements of dense sets (B, N, ...) that training looks at: all, or in mode `subset` a random few of each."""
@@ -81,16 +70,22 @@ class Task(ABC):
     Options of a task are the keyword arguments of its constructor.
     """
 
-    #: Its name on the command line.
-    name: ClassVar[str]
-    #: A line for `setstream tasks`.
-    summary: ClassVar[str] = ""
+    name: ClassVar[str]  #: Its name on the command line.
+    summary: ClassVar[str] = ""  #: A line for `setstream tasks`.
     #: The function that adds the task's tables and figures to a report, by its import path; None: a table of metrics.
     report: ClassVar[str | None] = None
     #: Its models by name: each a function of keyword options that returns a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
-    #: The seed of the run that trains it, which the trainer sets: it determines the order of examples in epochs.
+    #: The seed of the run that trains it (see `with_seed`): it determines the order of examples in epochs.
     seed: int = 0
+
+    def with_seed(self, seed: int) -> Self:
+        """This task for a run with a seed: itself if it has that seed already, otherwise a copy that shares its data."""
+        if seed == self.seed:
+            return self
+        other = copy(self)
+        other.seed = seed
+        return other
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the task's models."""

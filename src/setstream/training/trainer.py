@@ -20,26 +20,22 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 
 from setstream._utils.atomic import locked, write_atomically
 from setstream.errors import ConfigurationError, ConsistencyError, NonFiniteError
 from setstream.models.model import SetModel
 from setstream.models.weights import load_weights, save_weights
-from setstream.training.allocator import keep_freed_memory
 from setstream.training.checkpoint import Checkpoints
 from setstream.training.config import TrainConfig, read_options
-from setstream.training.optimizer import make_optimizer
-from setstream.training.processes import Processes, choose_device, local_rank
-from setstream.training.progress import Progress
-from setstream.training.record import Metrics, environment
-from setstream.training.seeds import batch_generator, seed_step
-from setstream.training.signals import asked_to_stop
-from setstream.training.stages import begin_with, freeze, train_mode
+from setstream.training.processes import Processes, asked_to_stop, choose_device, keep_freed_memory
+from setstream.training.record import Metrics, Progress, environment
+from setstream.training.seeds import mix, seed_step
+from setstream.training.stages import begin_with, freeze, make_optimizer, train_mode
 from setstream.training.task import Batch, Encode, Task
 
 BEST = "best.safetensors"
@@ -64,7 +60,6 @@ class _Step(nn.Module):
         self._task, self._encode = task, encode
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch."""
         return self._task.loss(self.model, batch, self._encode)
 
 
@@ -81,16 +76,15 @@ class Trainer:
     """
 
     def __init__(self, task: Task, config: TrainConfig, folder: str | Path, *, shown: bool = True) -> None:
-        self.task, self.config, self.folder, self.shown = task, config, Path(folder), shown
-        task.seed = config.seed
-        self.device = choose_device(config.device, local_rank())
+        self.task, self.config, self.folder, self.shown = task.with_seed(config.seed), config, Path(folder), shown
+        self.device = choose_device(config.device)
         self.processes = Processes.join(self.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         keep_freed_memory()
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
-        self.model = task.build(config.model, **config.model_options).to(self.device)
+        self.model = self.task.build(config.model, **config.model_options).to(self.device)
         self._check_chunks()
         freeze(self.model, config.freeze)
         self.optimizer = make_optimizer(self.model, config, self.device)
@@ -103,8 +97,7 @@ class Trainer:
         """Train to the end, or until interrupted (Ctrl-C or SIGTERM save and stop)."""
         # Two processes that train in one folder would overwrite each other's checkpoints.
         with locked(self.folder, "training") if self.processes.first else nullcontext():
-            finished = self._open(resume)
-            return self._train() if finished is None else finished
+            return self._open(resume) or self._train()
 
     def _open(self, resume: bool) -> Result | None:
         """Make the run folder, or resume the run in it; the result of a run that is finished already."""
@@ -112,43 +105,31 @@ class Trainer:
         if options.exists():
             if not resume:
                 raise ConfigurationError(f"{self.folder} already holds a run: resume it, or choose another folder")
-            self._check_same_run(read_options(options))
+            earlier = read_options(options)
+            if changed := self.config.changed_since(earlier):
+                changes = ", ".join(f"{name}: {earlier[name]!r} before, {getattr(self.config, name)!r} now" for name in changed)
+                raise ConfigurationError(f"{self.folder} holds a run with other options ({changes}): choose another folder")
             if (self.folder / "result.json").exists():
                 result = read_options(self.folder / "result.json")
                 load_weights(self.model, self.folder / "model.safetensors")
                 self.step = result["step"]
                 return Result(self.step, True, result["metrics"], self.folder)
         damaged = self.checkpoints.damaged()
-        if damaged and len(damaged) == len(self.checkpoints.steps()):
-            raise ConfigurationError(
-                f"{self.folder}: no checkpoint is intact ({'; '.join(damaged.values())}): restore a copy of "
-                f"{self.checkpoints.folder}, or move it away to train from the beginning"
-            )
         self.processes.wait()
         if self.processes.first:
             for step, problem in damaged.items():
                 kept = self.checkpoints.keep_damaged(step)
                 warnings.warn(f"the checkpoint of step {step} is damaged and kept as {kept}: {problem}", stacklevel=2)
-            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-            self.checkpoints.clean()
             write_atomically(options, json.dumps(self.config.to_dict(), indent=2))
             write_atomically(self.folder / "environment.json", json.dumps(environment(self.device), indent=2))
         self.processes.wait()
-        steps = self.checkpoints.steps()
-        if steps:
+        if steps := self.checkpoints.steps():
             progress = self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)
-            self.step, self.losses = int(progress["step"]), list(progress.get("losses", []))
-            self.best = progress.get("best")
+            self.step, self.losses, self.best = int(progress["step"]), progress.get("losses", []), progress.get("best")
         elif self.config.init_from is not None:
             begin_with(self.model, self.config.init_from, self.config.freeze)
         self.processes.wait()
         return None
-
-    def _check_same_run(self, earlier: dict[str, Any]) -> None:
-        changed = self.config.changed_since(earlier)
-        if changed:
-            changes = ", ".join(f"{name}: {earlier[name]!r} before, {getattr(self.config, name)!r} now" for name in changed)
-            raise ConfigurationError(f"{self.folder} holds a run with other options ({changes}): choose another folder")
 
     def _check_chunks(self) -> None:
         """A model that is not consistent is trained on whole sets, unless the mean over chunks was requested."""
@@ -162,14 +143,18 @@ class Trainer:
             )
 
     def _train(self) -> Result:
-        config, first_step, began = self.config, self.step, time.monotonic()
+        config, processes, first_step, began = self.config, self.processes, self.step, time.monotonic()
+        group = processes.group if config.parallel == "set" else None
+        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features, config.chunks)
+        module: nn.Module = _Step(self.task, self.model, encode)
+        if processes.world > 1 and config.parallel == "data":
+            module = DistributedDataParallel(module)
         title = f"{config.task}/{config.model}"
-        module = self._step_module()
-        metrics = Metrics(self.folder, config.tensorboard, self.step, self.processes.first)
-        shown = self.shown and self.processes.first
+        metrics = Metrics(self.folder, config.tensorboard, self.step, processes.first)
+        progress = Progress(config.steps, title, self.step, self.shown and processes.first)
         train_mode(self.model, config.freeze)
-        with Progress(config.steps, title, self.step, shown) as progress, asked_to_stop(self._stop):
-            while self.step < config.steps and not self.processes.any(self._stop.is_set()):
+        with metrics, progress, asked_to_stop(self._stop):
+            while self.step < config.steps and not processes.any(self._stop.is_set()):
                 self.losses.append(self._train_step(module))
                 self.step += 1
                 ended = self.step == config.steps
@@ -180,7 +165,6 @@ class Trainer:
                     progress.update(self.step, loss)
                 if config.select if ended else self.step % config.evaluate_every == 0:
                     scores = self._evaluate(quick=True)
-                    self._select(scores)
                     metrics.write(self.step, "test", scores)
                     progress.say(f"{title}  step {self.step}  {_text(scores)}")
                 # Last: a run that is resumed from here finds everything of this step written.
@@ -190,30 +174,22 @@ class Trainer:
             if self.step < config.steps:
                 self._save()
                 progress.say(f"{title}  stopped at step {self.step}; run it again to resume")
-                metrics.close()
                 return Result(self.step, False, {}, self.folder)
             if self.best is not None:  # on the process that evaluates
                 load_weights(self.model, self.folder / BEST)
             final = self._evaluate(quick=False)
             metrics.write(self.step, "final", final)
-            metrics.close()
-            if self.processes.first:
+            if processes.first:
                 save_weights(self.model, self.folder / "model.safetensors")
                 result = {"step": self.step, "metrics": final, "seconds": seconds, "steps_timed": self.step - first_step}
                 write_atomically(self.folder / "result.json", json.dumps(result, indent=2))
             progress.say(f"{title}  done  {_text(final)}")
         return Result(self.step, True, final, self.folder)
 
-    def _step_module(self) -> nn.Module:
-        config, processes = self.config, self.processes
-        group = processes.group if config.parallel == "set" else None
-        encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, group, config.features, config.chunks)
-        module = _Step(self.task, self.model, encode)
-        return DistributedDataParallel(module) if processes.world > 1 and config.parallel == "data" else module
-
     def _train_step(self, module: nn.Module) -> float:
         config, processes = self.config, self.processes
-        batch = self.task.batch(self.step, config.batch, batch_generator(config.seed, self.step))
+        generator = torch.Generator().manual_seed(mix(config.seed, self.step, 0, 2))  # the same on every rank
+        batch = self.task.batch(self.step, config.batch, generator)
         if config.parallel == "data":
             batch = processes.share(batch, config.batch)
         # With every set over all processes, all must draw the same numbers; otherwise each has sets and draws of its own.
@@ -223,7 +199,7 @@ class Trainer:
         self.optimizer.zero_grad()
         try:
             with nullcontext() if config.amp == "none" else torch.autocast(self.device.type, dtype=torch.bfloat16):
-                loss = module(_to(batch, self.device))
+                loss = module(tree_map_only(Tensor, lambda x: x.to(self.device, non_blocking=True), batch))
             value = float(loss.detach())
             if not math.isfinite(value):
                 raise NonFiniteError(f"the loss is {value}.")
@@ -245,40 +221,27 @@ class Trainer:
         return value
 
     def _evaluate(self, quick: bool) -> dict[str, float]:
-        """Test metrics, on the first process; the others wait."""
+        """Test metrics, on the first process; the others wait. Keeps the weights if a quick evaluation is the best so far."""
         scores: dict[str, float] = {}
         if self.processes.first:
             self.model.eval()
             with torch.no_grad():
                 scores = self.task.evaluate(self.model, quick=quick)
             train_mode(self.model, self.config.freeze)
+            if quick and (name := self.config.select) is not None:
+                if name not in scores:
+                    raise ConfigurationError(f"select: the evaluation has no {name!r}; it has {', '.join(scores)}")
+                if self.best is None or scores[name] > self.best:
+                    self.best = scores[name]
+                    save_weights(self.model, self.folder / BEST)
         self.processes.wait()
         return scores
-
-    def _select(self, scores: dict[str, float]) -> None:
-        """Keep the weights if they are the best so far."""
-        name = self.config.select
-        if name is None or not self.processes.first:
-            return
-        if name not in scores:
-            raise ConfigurationError(f"select: the evaluation has no {name!r}; it has {', '.join(scores)}")
-        if self.best is None or scores[name] > self.best:
-            self.best = scores[name]
-            save_weights(self.model, self.folder / BEST)
 
     def _save(self) -> None:
         if self.processes.first:
             progress = {"seed": self.config.seed, "losses": self.losses, "best": self.best}
             self.checkpoints.save(self.step, self.model, self.optimizer, progress)
         self.processes.wait()
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, list | tuple):
-        return type(value)(_to(item, device) for item in value)
-    return {name: _to(item, device) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def _text(metrics: dict[str, float]) -> str:

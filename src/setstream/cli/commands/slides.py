@@ -4,39 +4,36 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from setstream.cli.command import app, command, make_app
-from setstream.cli.commands.flags import Builder, Device, Model, Trust
+from setstream.cli.command import STYLE, Builder, Device, Model, Trust, app, command
 
-group = make_app(help="Whole-slide images: patches, features, heat maps.")
+group = typer.Typer(help="Whole-slide images: patches, features, heat maps.", **STYLE)
 app.add_typer(group, name="slides")
 CONTINUES = "If it is stopped, the same command continues: finished slides are skipped."
-
-Slides = Annotated[Path, typer.Argument(help="A slide, or a folder of slides.")]
-Without = Annotated[list[str] | None, typer.Option(help="Leave out files and folders with this word in their name.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out slides that cannot be read, and list them.")]
+Slides = Annotated[Path, Argument(help="A slide, or a folder of slides.")]
+Without = Annotated[list[str] | None, Option(help="Leave out files and folders with this word in their name.")]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Leave out slides that cannot be read, and list them.")]
 
 
 @command(
     "setstream.cli.slides:run_patch",
+    "setstream slides patch slides/ --out job",
+    "setstream slides patch camelyon16/ --out job --workers 8 --without mask --without annotation --skip-bad",
     group=group,
-    examples=[
-        "setstream slides patch slides/ --out job",
-        "setstream slides patch camelyon16/ --out job --workers 8 --without mask --without annotation --skip-bad",
-    ],
     note=CONTINUES,
 )
 def patch(
     slides: Slides,
-    out: Annotated[Path, typer.Option(help="Folder to write to; patches are in OUT/20x_256px_0px_overlap/patches.")],
-    magnification: Annotated[float, typer.Option(help="Magnification of the patches.")] = 20.0,
-    patch_size: Annotated[int, typer.Option(help="Side of a patch, in pixels at that magnification.")] = 256,
-    overlap: Annotated[int, typer.Option(help="Overlap of neighbours, in the same pixels.")] = 0,
-    min_tissue: Annotated[float, typer.Option(help="Smallest share of tissue in a patch.")] = 0.25,
-    threshold: Annotated[float | None, typer.Option(help="Saturation above which there is tissue. Default: Otsu's.")] = None,
-    level0_magnification: Annotated[float | None, typer.Option(help="Magnification of the scan, for files without it.")] = None,
-    images: Annotated[bool, typer.Option("--images", help="Write the patches as PNG files, too.")] = False,
-    workers: Annotated[int, typer.Option(help="Processes.", min=1)] = 1,
+    out: Annotated[Path, Option(help="Folder to write to; patches are in OUT/20x_256px_0px_overlap/patches.")],
+    magnification: Annotated[float, Option(help="Magnification of the patches.")] = 20.0,
+    patch_size: Annotated[int, Option(help="Side of a patch, in pixels at that magnification.")] = 256,
+    overlap: Annotated[int, Option(help="Overlap of neighbours, in the same pixels.")] = 0,
+    min_tissue: Annotated[float, Option(help="Smallest share of tissue in a patch.")] = 0.25,
+    threshold: Annotated[float | None, Option(help="Saturation above which there is tissue. Default: Otsu's.")] = None,
+    level0_magnification: Annotated[float | None, Option(help="Magnification of the scan, for files without it.")] = None,
+    images: Annotated[bool, Option("--images", help="Write the patches as PNG files, too.")] = False,
+    workers: Annotated[int, Option(help="Processes.", min=1)] = 1,
     without: Without = None,
     skip_bad: SkipBad = False,
 ) -> None:
@@ -45,19 +42,17 @@ def patch(
 
 @command(
     "setstream.cli.slides:run_features",
+    "setstream slides features slides/ job/20x_256px_0px_overlap --backbone efficientnet-lite0 --weights imagenet",
+    "setstream slides features slides/ job/20x_256px_0px_overlap --backbone mine:encoder --device cuda",
     group=group,
-    examples=[
-        "setstream slides features slides/ job/20x_256px_0px_overlap --backbone efficientnet-lite0 --weights imagenet",
-        "setstream slides features slides/ job/20x_256px_0px_overlap --backbone mine:encoder --device cuda",
-    ],
     note=CONTINUES,
 )
 def features(
     slides: Slides,
-    patches: Annotated[Path, typer.Argument(help="The output of `slides patch`: OUT/20x_256px_0px_overlap.")],
-    backbone: Annotated[str, typer.Option(help="A backbone by name, or your own module as package.module:function.")],
-    weights: Annotated[str | None, typer.Option(help="For a backbone by name: a file, or a name it knows (imagenet).")] = None,
-    chunk_size: Annotated[int, typer.Option(help="Patches per chunk.", min=1)] = 64,
+    patches: Annotated[Path, Argument(help="The output of `slides patch`: OUT/20x_256px_0px_overlap.")],
+    backbone: Annotated[str, Option(help="A backbone by name, or your own module as package.module:function.")],
+    weights: Annotated[str | None, Option(help="For a backbone by name: a file, or a name it knows (imagenet).")] = None,
+    chunk_size: Annotated[int, Option(help="Patches per chunk.", min=1)] = 64,
     device: Device = "auto",
     without: Without = None,
     skip_bad: SkipBad = False,
@@ -67,26 +62,24 @@ def features(
 
 @command(
     "setstream.cli.slides:run_heatmap",
+    "setstream slides heatmap runs/umbc slides/a.svs --out maps "
+    "--features job/20x_256px_0px_overlap/features_efficientnet-lite0/a.h5",
+    "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)",
     group=group,
-    examples=[
-        "setstream slides heatmap runs/umbc slides/a.svs --out maps "
-        "--features job/20x_256px_0px_overlap/features_efficientnet-lite0/a.h5",
-        "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)",
-    ],
 )
 def heatmap(
     model: Model,
-    slide: Annotated[Path, typer.Argument(help="The slide.")],
-    out: Annotated[Path, typer.Option(help="Folder for SLIDE.png and the table.")],
+    slide: Annotated[Path, Argument(help="The slide.")],
+    out: Annotated[Path, Option(help="Folder for SLIDE.png and the table.")],
     features_of: Annotated[
-        Path | None, typer.Option("--features", help="The slide's file of features; without it the model reads patches.")
+        Path | None, Option("--features", help="The slide's file of features; without it the model reads patches.")
     ] = None,
-    patches: Annotated[Path | None, typer.Option(help="The slide's file of patches, for a model that reads patches.")] = None,
+    patches: Annotated[Path | None, Option(help="The slide's file of patches, for a model that reads patches.")] = None,
     score: Annotated[
-        str, typer.Option(help="The score to draw and list: evidence (lists all scores), attention, alone or instance.")
+        str, Option(help="The score to draw and list: evidence (lists all scores), attention, alone or instance.")
     ] = "evidence",
-    table: Annotated[str, typer.Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
-    chunk_size: Annotated[int, typer.Option(help="Elements per chunk.", min=1)] = 256,
+    table: Annotated[str, Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
+    chunk_size: Annotated[int, Option(help="Elements per chunk.", min=1)] = 256,
     device: Device = "auto",
     builder: Builder = None,
     trust: Trust = None,
@@ -94,17 +87,11 @@ def heatmap(
     """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
 
 
-@command(
-    "setstream.cli.slides:run_camelyon16",
-    group=group,
-    examples=["setstream slides camelyon16 camelyon16/ --out labels.csv"],
-)
+@command("setstream.cli.slides:run_camelyon16", "setstream slides camelyon16 camelyon16/ --out labels.csv", group=group)
 def camelyon16(
-    root: Annotated[Path, typer.Argument(help="The folder with training/ and testing/.")],
-    out: Annotated[Path, typer.Option(help="The CSV to write: slide_id, label, split.")],
-    features_in: Annotated[Path | None, typer.Option("--features", help="A folder of feature files instead of slides.")] = None,
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Raise an error unless all 270 and 129 slides of the paper exist.")
-    ] = False,
+    root: Annotated[Path, Argument(help="The folder with training/ and testing/.")],
+    out: Annotated[Path, Option(help="The CSV to write: slide_id, label, split.")],
+    features_in: Annotated[Path | None, Option("--features", help="A folder of feature files instead of slides.")] = None,
+    whole: Annotated[bool, Option("--whole", help="Raise an error unless all 270 and 129 slides of the paper exist.")] = False,
 ) -> None:
     """Labels and the paper's split of Camelyon16, as a CSV that `ss.data` reads."""

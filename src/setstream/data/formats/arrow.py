@@ -1,15 +1,160 @@
-"""Arrow IPC files (.arrow, .feather): a record batch is a row group."""
+"""Arrow IPC: files (.arrow, .feather), where a record batch is a row group, and streams.
 
-from collections.abc import Iterator
+The framing of untrusted bytes is checked before pyarrow, which may crash on damaged input, reads them.
+
+    stream    message ...                           the first holds the schema, each other a record batch or a dictionary
+    file      ARROW1.. stream  footer  int32 size of the footer  ARROW1
+    message   ffffffff  int32 size  flatbuffers table Message of that size  body
+
+A Message names its kind and the length of its body, a record batch the buffers in that body, the footer of a file the
+messages in it. Each of these numbers must stay inside the data. The values in the buffers are not checked: call
+`validate(full=True)` on every batch before its values are used.
+"""
+
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from setstream._utils.optional import need
-from setstream.data.formats.arrow_ipc import check_file
-from setstream.data.formats.table import TableFile, batch_rows
+import numpy as np
 
-# Arrow files whose framing was checked, with their size and time at that moment.
+from setstream._utils.optional import need
+from setstream.data.formats.table import TableFile, batch_rows
+from setstream.errors import DataError
+
+MAGIC = b"ARROW1"
+SCHEMA, DICTIONARY, BATCH = 1, 2, 3
+# Messages of a plain stream: each takes some 100 microseconds to check, even with few rows.
+MOST_MESSAGES = 4096
+KINDS = {SCHEMA: "schema", DICTIONARY: "dictionary", BATCH: "record batch", 4: "tensor", 5: "sparse tensor"}
+# Files whose framing was checked, with their size and time at that moment.
 _intact: dict[Path, tuple[int, int]] = {}
+
+
+def check_stream(data: Any, place: str, *, plain: bool = False) -> None:
+    """Raise DataError unless the bytes are a sequence of messages, a schema first.
+
+    plain: what needs no more memory than the bytes themselves, as there are no dictionaries, no compressed buffers, and at
+    most MOST_MESSAGES messages.
+    """
+    data = memoryview(data).cast("B")
+    allowed: Collection[int] = (SCHEMA,)
+    position, messages = 0, 0
+    with _checking(place):
+        while position < len(data):
+            size, start = _frame(data, position)
+            if size == 0:
+                break
+            messages += 1
+            if plain and messages > MOST_MESSAGES:
+                raise ValueError(f"it holds more than {MOST_MESSAGES} messages: write larger record batches")
+            position = start + size + _check_message(data[start:], size, allowed, plain)
+            allowed = (BATCH,) if plain else (BATCH, DICTIONARY)
+        if SCHEMA in allowed:
+            raise ValueError("there is no message, expected a schema")
+
+
+def check_file(data: Any, place: str) -> None:
+    """Raise DataError unless the bytes are an Arrow file whose footer names existing messages. Reads no body."""
+    data = memoryview(data).cast("B")
+    with _checking(place):
+        if len(data) < 20 or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
+            raise ValueError("it does not begin and end with ARROW1, or is truncated")
+        end = len(data) - len(MAGIC) - 4
+        (size,) = struct.unpack_from("<i", data, end)
+        if not 0 < size <= end - 8:
+            raise ValueError(f"a footer of {size} bytes in {len(data)}")
+        footer = data[end - size : end]
+        table = _follow(footer, 0)
+        for field, kind in ((2, DICTIONARY), (3, BATCH)):
+            for offset, length, body in _structs(footer, _field(footer, table, field), 3):
+                length &= 0xFFFFFFFF  # 32 bits, and 32 of padding
+                if offset < 0 or body < 0 or offset + length + body > end - size:
+                    raise ValueError(f"a {KINDS[kind]} at {offset} of {length} and {body} bytes in {len(data)}")
+                message, start = _frame(data, offset)
+                if start + message > offset + length or _check_message(data[start:], message, (kind,), False) != body:
+                    raise ValueError(f"the {KINDS[kind]} at {offset} has another size than the footer says")
+
+
+@contextmanager
+def _checking(place: str) -> Iterator[None]:
+    try:
+        yield
+    except (struct.error, ValueError, IndexError, OverflowError) as error:  # an offset outside the data
+        raise DataError(f"{place}: is not Arrow data, or damaged: {error}") from None
+
+
+def _frame(data: memoryview, position: int) -> tuple[int, int]:
+    """The size of a message's table, and where it begins. Before 0.15 there was no ffffffff."""
+    (size,) = struct.unpack_from("<i", data, position)
+    position += 4
+    if size == -1:
+        (size,) = struct.unpack_from("<i", data, position)
+        position += 4
+    if not 0 <= size <= len(data) - position:
+        raise ValueError(f"a message of {size} bytes where {len(data) - position} are left")
+    return size, position
+
+
+def _check_message(data: memoryview, size: int, allowed: Collection[int], plain: bool) -> int:
+    """The length of a message's body, which follows the table of that size."""
+    head = data[:size]
+    table = _follow(head, 0)
+    kind = _number(head, table, 1, "<B")
+    header = _field(head, table, 2)
+    if kind not in allowed or header is None:
+        expected = " or ".join(KINDS[number] for number in allowed)
+        raise ValueError(f"expected a {expected}, got {KINDS.get(kind, 'message of an unknown kind')}")
+    body = _number(head, table, 3, "<q")
+    if not 0 <= body <= len(data) - size:
+        raise ValueError(f"a body of {body} bytes where {len(data) - size} are left")
+    if kind == SCHEMA:
+        return body
+    batch = _follow(head, header)
+    if kind == DICTIONARY:
+        batch = _follow(head, _field(head, batch, 1) or 0)
+    if plain and _field(head, batch, 3) is not None:
+        raise ValueError("it is compressed: write it without (IpcWriteOptions(compression=None))")
+    rows = _number(head, batch, 0, "<q")
+    nodes = _structs(head, _field(head, batch, 1), 2)
+    buffers = _structs(head, _field(head, batch, 2), 2)
+    outside = (buffers < 0).any() or (buffers[:, 0] > body - buffers[:, 1]).any()
+    if rows < 0 or (nodes < 0).any() or (nodes[:, 1] > nodes[:, 0]).any() or outside:
+        raise ValueError(f"the columns of a record batch are not inside its {body} bytes")
+    return body
+
+
+def _structs(data: memoryview, field: int | None, width: int) -> np.ndarray[Any, Any]:
+    """A flatbuffers vector of structs of `width` 64-bit numbers, (n, width); empty for a missing field."""
+    if field is None:
+        return np.empty((0, width), np.int64)
+    start = _follow(data, field)
+    (count,) = struct.unpack_from("<I", data, start)
+    return np.frombuffer(data, "<i8", count * width, start + 4).reshape(count, width)
+
+
+def _number(data: memoryview, table: int, field: int, form: str) -> int:
+    place = _field(data, table, field)
+    return 0 if place is None else int(struct.unpack_from(form, data, place)[0])
+
+
+def _follow(data: memoryview, place: int) -> int:
+    """The target of the offset at a place."""
+    (offset,) = struct.unpack_from("<I", data, place)
+    return place + int(offset)
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """The position of a field of a flatbuffers table; None if it is missing."""
+    (back,) = struct.unpack_from("<i", data, table)
+    if not 0 <= table - back < len(data):
+        raise ValueError("a table without its list of fields")
+    (size,) = struct.unpack_from("<H", data, table - back)
+    if 4 + 2 * number >= size:
+        return None
+    (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * number)
+    return table + offset if offset else None
 
 
 class ArrowFile(TableFile):

@@ -47,20 +47,17 @@ def reading(place: object) -> Iterator[None]:
         raise DataError(f"{place}: cannot be read, it may be truncated or of another kind: {reason}") from error
 
 
+def existing(path: str | Path) -> Path:
+    """The path, if there is anything."""
+    if not Path(path).exists():
+        raise DataError(f"{path}: there is no such file or folder")
+    return Path(path)
+
+
 def check_stored(path: Path, declared: int, stored: int) -> None:
     """Raise DataError if an array of `declared` bytes is implausible for `stored` bytes."""
     if declared > max(SMALL_BYTES, LARGEST_RATIO * stored):
         raise DataError(f"{path}: declares {declared:,} bytes of elements and stores {stored:,}: it is unfinished or damaged")
-
-
-def _close_oldest(newest: FileSource) -> None:
-    with _open_lock:
-        _open.pop(id(newest), None)
-        _open[id(newest)] = weakref.ref(newest)
-        while len(_open) > OPEN_FILES:
-            oldest = _open.popitem(last=False)[1]()
-            if oldest is not None:
-                oldest.close()
 
 
 class FileSource(SetSource):
@@ -84,12 +81,16 @@ class FileSource(SetSource):
     def array(self) -> Any:
         """The opened array; opened anew after a fork."""
         if self._array is None or self._process != os.getpid():
-            if not self.path.exists():
-                raise DataError(f"{self.path}: there is no such file")
-            with reading(self.path):
+            with reading(existing(self.path)):
                 self._array = self.open()
             self._process = os.getpid()
-            _close_oldest(self)
+            with _open_lock:
+                _open.pop(id(self), None)
+                _open[id(self)] = weakref.ref(self)
+                while len(_open) > OPEN_FILES:
+                    oldest = _open.popitem(last=False)[1]()
+                    if oldest is not None:
+                        oldest.close()
         return self._array
 
     def close(self) -> None:

@@ -15,8 +15,7 @@ from setstream.errors import DataError
 class H5Source(KeyedSource):
     """A data set of an HDF5 file; CLAM's and TRIDENT's `features` unless another key is given.
 
-    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements. `coords()` gives the
-    place of each element.
+    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements.
     """
 
     suffixes = (".h5", ".hdf5")

@@ -48,19 +48,19 @@ class ImageFolderSource(SetSource):
     def shape(self) -> tuple[int, ...]:
         """(3, H, W), as in the first image."""
         if self._shape is None:
-            self._shape = tuple(self._image(self.files[0]).shape) if self.files else (3, 0, 0)
+            self._shape = (3, *read_image(self.files[0]).shape[:2]) if self.files else (3, 0, 0)
         return self._shape
 
     @property
     def dtype(self) -> torch.dtype:
         return torch.uint8
 
-    def _image(self, file: Path) -> Tensor:
-        return torch.from_numpy(read_image(file)).permute(2, 0, 1).contiguous()
-
     def read(self, start: int, stop: int) -> Tensor:
-        images = [self._image(file) for file in self.files[start:stop]]
-        for file, image in zip(self.files[start:stop], images, strict=True):
-            if tuple(image.shape) != self.shape:
-                raise DataError(f"{file}: is {tuple(image.shape)}; the first image of the folder is {self.shape}")
-        return torch.stack(images) if images else torch.empty(0, *self.shape, dtype=torch.uint8)
+        files = self.files[start:stop]
+        images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
+        for image, file in zip(images, files, strict=True):
+            pixels = torch.from_numpy(read_image(file)).permute(2, 0, 1)
+            if pixels.shape != image.shape:
+                raise DataError(f"{file}: is {tuple(pixels.shape)}; the first image of the folder is {self.shape}")
+            image.copy_(pixels)
+        return images

@@ -19,11 +19,9 @@ class ParquetTable(TableFile):
     suffixes = (".parquet", ".pq")
 
     def open(self, dictionaries: list[str]) -> tuple[Any, Any]:
-        buffer = FILE_BUFFER if self.path.stat().st_size > SMALL_FILE else 0
+        options = {"buffer_size": FILE_BUFFER if self.path.stat().st_size > SMALL_FILE else 0, "pre_buffer": False}
         try:
-            file = need("pyarrow.parquet").ParquetFile(
-                self.path, read_dictionary=dictionaries, buffer_size=buffer, pre_buffer=False
-            )
+            file = need("pyarrow.parquet").ParquetFile(self.path, read_dictionary=dictionaries, **options)
         except KeyError as error:
             raise DataError(f"{self.path}: has no column {', '.join(dictionaries)}, unlike the files before it") from error
         return file, file.schema_arrow

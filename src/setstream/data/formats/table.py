@@ -28,12 +28,7 @@ FEWEST_ROWS = 1024
 
 
 class TableFile(ABC):
-    """One file of a table: its columns, and its row groups some rows at a time.
-
-    Args:
-        path: The file.
-        dictionaries: Columns of text to read as dictionaries.
-    """
+    """One file of a table: its columns, and its row groups some rows at a time. `dictionaries`: columns of text read so."""
 
     #: The endings of such files.
     suffixes: ClassVar[tuple[str, ...]]
@@ -51,8 +46,7 @@ class TableFile(ABC):
         """The opened file and its Arrow schema."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """How many row groups it has."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def rows(self, group: int) -> int:
@@ -63,12 +57,11 @@ class TableFile(ABC):
 
     def batches(self, group: int, columns: list[str]) -> Iterator[Any]:
         """The rows of one row group, as record batches of some megabytes; one without rows where there are none."""
-        any_rows = False
+        batch: Any = None
         with reading(f"{self.path}, row group {group}"):
             for batch in self._batches(group, columns) if group < len(self) else ():
-                any_rows = True
                 yield batch
-            if not any_rows:
+            if batch is None:
                 arrow = need("pyarrow")
                 empty = [arrow.array([], self.schema.field(name).type) for name in columns]
                 yield arrow.RecordBatch.from_arrays(empty, columns)
@@ -113,14 +106,11 @@ def _numbers(column: Any, name: str, place: str) -> Tensor:
     types = need("pyarrow").types
     if column.null_count:
         raise DataError(f"{place}: {column.null_count} rows of {name!r} are empty")
-    rows, flat = len(column), column
-    if types.is_fixed_size_list(column.type):
-        flat = column.flatten()
-    elif types.is_list(column.type) or types.is_large_list(column.type):
-        sizes = np.diff(column.offsets.to_numpy())
-        if len(sizes) and sizes.min() != sizes.max():
-            raise DataError(f"{place}: rows of {name!r} have different lengths, {sizes.min()} to {sizes.max()}")
-        flat = column.flatten()
+    rows, of_any_length = len(column), types.is_list(column.type) or types.is_large_list(column.type)
+    sizes = np.diff(column.offsets.to_numpy()) if of_any_length and rows else np.ones(1)
+    if sizes.min() != sizes.max():
+        raise DataError(f"{place}: rows of {name!r} have different lengths, {sizes.min()} to {sizes.max()}")
+    flat = column.flatten() if of_any_length or types.is_fixed_size_list(column.type) else column
     if flat.null_count:
         raise DataError(f"{place}: {flat.null_count} numbers in {name!r} are missing")
     if not (types.is_floating(flat.type) or types.is_integer(flat.type)):

@@ -1,7 +1,5 @@
 """Zarr: an array (N, ...), or a group with an array `features`."""
 
-import os
-from pathlib import Path
 from typing import Any
 
 from setstream._utils.optional import need
@@ -15,7 +13,11 @@ class ZarrSource(KeyedSource):
     suffixes = (".zarr",)
 
     def open(self) -> Any:
-        self._check_links()
+        inside = self.path.resolve()
+        for item in self.path.rglob("*"):
+            if item.is_symlink() and not item.resolve().is_relative_to(inside):
+                name = item.relative_to(self.path)
+                raise DataError(f"{self.path}: {name} is a link out of the folder, which is not read")
         node = need("zarr").open(str(self.path), mode="r")
         if not hasattr(node, "shape"):
             keys = sorted(node.keys())
@@ -26,13 +28,3 @@ class ZarrSource(KeyedSource):
             raise DataError(f"{self.path}: is pickled, and reading it could run code: write it with another codec")
         check_stored(self.path, int(node.nbytes), node.nbytes_stored())
         return node
-
-    def _check_links(self) -> None:
-        inside = self.path.resolve()
-        for folder, folders, files in os.walk(self.path):
-            for name in (*folders, *files):
-                item = Path(folder, name)
-                if item.is_symlink() and not item.resolve().is_relative_to(inside):
-                    raise DataError(
-                        f"{self.path}: {item.relative_to(self.path)} is a link out of the folder, which is not read"
-                    )

@@ -34,14 +34,11 @@ def read_reference(path: Path) -> dict[str, int]:
         raise DataError(f"{path}: there is no such file; the labels of Camelyon16's test slides are in testing/reference.csv")
     with path.open(newline="") as file:
         rows = [row for row in csv.reader(file) if len(row) > 1]
-    labels = {}
     for number, row in enumerate(rows):
-        name, kind = Path(row[0].strip()).stem, row[1].strip().lower()
-        if kind in LABELS:
-            labels[name] = LABELS[kind]
-        elif number:
+        if number and row[1].strip().lower() not in LABELS:
             raise DataError(f"{path}: row {number + 1} has {row[1]!r}; expected Normal or Tumor")
-    return labels
+    kinds = ((Path(row[0].strip()).stem, row[1].strip().lower()) for row in rows)
+    return {name: LABELS[kind] for name, kind in kinds if kind in LABELS}
 
 
 def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
@@ -54,14 +51,11 @@ def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[s
     labels: dict[str, tuple[str, int]] = {}
     for name in names:
         kind = name.lower().partition("_")[0]
-        if kind in LABELS:
-            labels[name] = ("train", LABELS[kind])
-        elif kind == "test" and name in reference:
-            labels[name] = ("test", reference[name])
-        elif kind == "test":
-            raise DataError(f"{name}: the reference has no label for it; it names {len(reference)} slides")
-        else:
+        if kind not in ("test", *LABELS):
             raise DataError(f"{name}: is not a slide of Camelyon16, whose names begin with normal_, tumor_ or test_")
+        if kind == "test" and name not in reference:
+            raise DataError(f"{name}: the reference has no label for it; it names {len(reference)} slides")
+        labels[name] = ("test", reference[name]) if kind == "test" else ("train", LABELS[kind])
     return labels
 
 
@@ -92,7 +86,6 @@ def camelyon16(
     for source in sources:
         source.label = known[source.id][1]
     splits = {split: SetDataset([source for source in sources if known[source.id][0] == split]) for split in PAPER}
-    counts = {split: len(data) for split, data in splits.items()}
-    if whole and counts != PAPER:
+    if whole and (counts := {split: len(data) for split, data in splits.items()}) != PAPER:
         raise DataError(f"{root}: the paper has {PAPER} slides; there are {counts}")
     return splits

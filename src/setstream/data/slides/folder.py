@@ -7,12 +7,13 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from setstream.data.dataset import SetDataset
-from setstream.data.slides.grid import GridOptions, cut
-from setstream.data.slides.layout import read_grid, write_grid
+from setstream.data.formats.file import existing
+from setstream.data.slides.grid import GridOptions, cut, read_grid, write_grid
 from setstream.data.slides.overview import overview, save_png
 from setstream.data.slides.pyramid import SUFFIXES, Slide
 from setstream.data.slides.source import SlideSource, extract
@@ -22,24 +23,18 @@ from setstream.errors import ConfigurationError, DataError
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
     """The slides at a path: a file, or all in a folder and its folders, by name.
 
-    Args:
-        path: A slide, or a folder.
-        without: Words. Files with one of them in their name, or in the name of a folder inside, are left out, such as masks.
+    Files with a word of `without` in their name, or in the name of a folder inside, are left out, such as masks.
     """
-    path = Path(path)
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder")
+    path = existing(path)
     inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     files = [file for file in inside if not any(word in str(file.relative_to(path)).lower() for word in without)]
     if not files:
         raise DataError(f"{path}: holds no slides; known are {', '.join(SUFFIXES)}")
-    by_name: dict[str, Path] = {}
-    for file in files:
-        if by_name.setdefault(file.stem, file) != file:
-            raise DataError(
-                f"{by_name[file.stem]} and {file} have the same name, by which outputs are named: give folders one by one"
-            )
-    return sorted(files, key=lambda file: file.stem)
+    files.sort(key=lambda file: file.stem)
+    for file, following in pairwise(files):
+        if file.stem == following.stem:
+            raise DataError(f"{file} and {following} have the same name, by which outputs are named: give folders one by one")
+    return files
 
 
 def patches_file(out: Path, options: GridOptions, name: str) -> Path:
@@ -51,37 +46,27 @@ def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = Fals
     """Cut one slide, unless that is done: coordinates, overview, and on request the patches as images. Returns their number."""
     done = patches_file(out, options, path.stem)
     picture = out / options.folder / "visualization" / f"{path.stem}.png"
-    if not done.exists():
+    pixels = out / options.folder / "images" / path.stem
+    if done.exists():
+        grid = read_grid(done)
+    else:
         with Slide(path, options.level0_magnification) as slide:
             grid, tissue = cut(slide, options, path.stem)
             save_png(picture, overview(slide, grid, tissue))
         write_grid(done, grid)  # last: it marks the slide as done
-    else:
-        grid = read_grid(done)
-    pixels = out / options.folder / "images" / path.stem
     if images and not pixels.exists():
         extract(SlideSource(path, grid, raw=True), pixels)
     return len(grid)
 
 
 def patch_slides(
-    slides: Sequence[Path],
-    out: str | Path,
-    options: GridOptions | None = None,
-    *,
-    workers: int = 1,
-    images: bool = False,
+    slides: Sequence[Path], out: str | Path, options: GridOptions | None = None, *, workers: int = 1, images: bool = False,
     on_bad: Callable[[str], None] | None = None,
-) -> Iterator[tuple[Path, int | None]]:
+) -> Iterator[tuple[Path, int | None]]:  # fmt: skip
     """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
 
-    Args:
-        slides: The files of the slides.
-        out: The folder to write to.
-        options: How to cut.
-        workers: Processes.
-        images: Whether to write the patches as images, too.
-        on_bad: Called with what is wrong with a slide, which is then left out (None patches). Without it, that is an error.
+    Patches are written as images, too, on request (`images`). `on_bad` is called with what is wrong with a slide, which is then
+    left out (None patches); without it, that is an error.
     """
     options, out = options or GridOptions(), Path(out)
     if workers < 1:
@@ -107,17 +92,13 @@ def patch_slides(
             for future in as_completed(waiting):
                 yield outcome(waiting[future], future.result)
         except BrokenProcessPool as error:
-            raise DataError(
-                "a process that cut slides was killed, perhaps because memory ran out: use fewer workers"
-            ) from error
+            raise DataError("a process that cut slides was killed, as if memory had run out: use fewer workers") from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def open_slides(path: str | Path, patches: str | Path | None = None, **options: Any) -> SetDataset:
     """The slides of a folder as sets of patches; `patches`: the folder of their `*_patches.h5` files, if there is one."""
-    sources = []
-    for file in find_slides(path):
-        grid = None if patches is None else Path(patches) / f"{file.stem}_patches.h5"
-        sources.append(SlideSource(file, grid, **options))
-    return SetDataset(sources)
+    files = find_slides(path)
+    grids = [None if patches is None else Path(patches) / f"{file.stem}_patches.h5" for file in files]
+    return SetDataset([SlideSource(file, grid, **options) for file, grid in zip(files, grids, strict=True)])

@@ -35,15 +35,12 @@ def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
     """The slide with the edge of its tissue and the edges of its patches: (h, w, 3) bytes."""
     picture, downsample = thumbnail_for(slide, grid)
     height, width = picture.shape[:2]
-    rows, columns = (
-        np.minimum(((np.arange(length) + 0.5) * downsample / tissue.downsample).astype(np.int64), size - 1)
-        for length, size in zip((height, width), tissue.mask.shape, strict=True)
-    )
-    mask = tissue.mask[rows[:, None], columns]
+    places = ((np.arange(length) + 0.5) * downsample / tissue.downsample for length in (height, width))
+    nearest = (np.minimum(place.astype(np.int64), size - 1) for place, size in zip(places, tissue.mask.shape, strict=True))
+    mask = tissue.mask[np.ix_(*nearest)]
     inner = mask.copy()
-    for axis in (0, 1):
-        for shift in (1, -1):
-            inner &= np.roll(mask, shift, axis)
+    for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
+        inner &= np.roll(mask, shift, axis)
     drawn = np.ascontiguousarray(picture)
     flat = drawn.reshape(-1, 3)
     side = max(1, round(grid.patch_size_level0 / downsample))
@@ -68,9 +65,7 @@ def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
     Where patches overlap, their mean is shown. The scale goes from the first to the 99th hundredth of the values.
     """
     if np.shape(values) != (len(grid),):
-        raise ShapeError(
-            f"{grid.name} has {len(grid)} patches and needs a value for each; got values of shape {np.shape(values)}"
-        )
+        raise ShapeError(f"{grid.name} has {len(grid)} patches and needs a value for each; got {np.shape(values)} values")
     picture, downsample = thumbnail_for(slide, grid)
     if not len(grid):
         return picture

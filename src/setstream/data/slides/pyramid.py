@@ -3,22 +3,25 @@
     downsample d_l of level l:        pixels of level 0 in a pixel of level l
     magnification of level l:         m_l = m_0 / d_l          m_0: from the file, or 10 µm / mpp if it has none
     a patch of s pixels at m:         s m_0 / m pixels of level 0, read from the coarsest level that is at least as fine as m
+    a smaller picture:                new_i = 1/(e_{i+1} - e_i) ∫_{e_i}^{e_{i+1}} old(t) dt     e: edges of new pixels, in old
 
-Resizing takes the mean over the area of each pixel, which is how pyramids are made: a patch that has to be made smaller is
-the patch that the missing level would have had.
+Resizing takes the mean over the area of each pixel, which is how pyramids are made: a patch that has to be made smaller is the
+patch that the missing level would have had. One axis after the other, by differences of the integral, which is linear between
+whole pixels: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from setstream._utils.optional import need
-from setstream.data.slides.resize import shrink
+from setstream.data.formats.file import existing
 from setstream.errors import ConfigurationError, DataError
 
 #: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
@@ -37,23 +40,41 @@ def magnification_of(properties: Mapping[str, str]) -> float | None:
     >>> magnification_of({"openslide.objective-power": "20"}), magnification_of({"openslide.mpp-x": "0.243"})
     (20.0, 40.0)
     """
-    power, size = (_positive(properties.get(f"openslide.{name}")) for name in ("objective-power", "mpp-x"))
-    if power is not None:
+    power, size = (_positive(properties.get(f"openslide.{name}", "")) for name in ("objective-power", "mpp-x"))
+    if power is not None or size is None:
         return power
-    if size is None:
-        return None
     return min(OBJECTIVES, key=lambda objective: abs(math.log(objective * size / 10.0)))
 
 
-def _positive(text: str | None) -> float | None:
-    try:
-        number = float(text or "")
-    except ValueError:
-        return None
-    return number if 0 < number < math.inf else None
+def _positive(text: str) -> float | None:
+    with suppress(ValueError):
+        return float(text) if 0 < float(text) < math.inf else None
+    return None
 
 
-class Slide:
+def area_mean(picture: np.ndarray, edges: np.ndarray, axis: int) -> np.ndarray:
+    """The means of `picture` between the edges along one axis, in float64; the picture itself where nothing changes.
+
+    >>> area_mean(np.array([3.0, 0.0, 6.0]), np.array([0.0, 1.5, 3.0]), axis=0)
+    array([2., 4.])
+    """
+    if len(edges) == picture.shape[axis] + 1 and np.array_equal(edges, np.arange(len(edges))):
+        return picture
+    rows = np.moveaxis(picture, axis, 0)
+    integral = np.concatenate([np.zeros((1, *rows.shape[1:])), rows.cumsum(0, dtype=np.float64)])
+    edges = np.clip(edges, 0, len(rows))
+    below = np.minimum(edges.astype(np.int64), len(rows) - 1)
+    inside = (edges - below).reshape(-1, *[1] * (rows.ndim - 1))
+    means = np.diff(integral[below] + inside * rows[below], axis=0) / np.diff(edges).reshape(inside[1:].shape)
+    return np.moveaxis(means, 0, axis)
+
+
+def shrink(picture: np.ndarray, vertical: np.ndarray, horizontal: np.ndarray) -> np.ndarray:
+    """A picture (H, W, 3) of bytes with new rows and columns between these edges."""
+    return np.rint(area_mean(area_mean(picture, vertical, 0), horizontal, 1)).astype(np.uint8)
+
+
+class Slide(AbstractContextManager["Slide"]):
     """A slide that is open. Reading is safe from several threads; after a fork, open it anew.
 
     Args:
@@ -62,9 +83,7 @@ class Slide:
     """
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
-        self.path = Path(path)
-        if not self.path.exists():
-            raise DataError(f"{self.path}: there is no such file")
+        self.path = existing(path)
         openslide = need("openslide", "slides")
         self._error: type[Exception] = openslide.OpenSlideError
         self._image = need("PIL.Image", "slides")
@@ -75,19 +94,11 @@ class Slide:
         if magnification is not None and not 0 < magnification < math.inf:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
+        #: Width and height of level 0, and the downsample of each level.
+        self.size: tuple[int, int] = self._slide.dimensions
+        self.downsamples = tuple(float(factor) for factor in self._slide.level_downsamples)
         background = self._slide.properties.get("openslide.background-color", "ffffff")
         self._background = tuple(int(background[i : i + 2], 16) for i in (0, 2, 4))
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of level 0."""
-        width, height = self._slide.dimensions
-        return int(width), int(height)
-
-    @property
-    def downsamples(self) -> tuple[float, ...]:
-        """The downsample of each level."""
-        return tuple(float(factor) for factor in self._slide.level_downsamples)
 
     @property
     def magnification(self) -> float:
@@ -104,10 +115,8 @@ class Slide:
         if not magnification > 0:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         if magnification > self.magnification * (1 + TOLERANCE):
-            raise DataError(
-                f"{self.path}: was scanned at {self.magnification:g}x; there is no {magnification:g}x in it. Choose "
-                f"{self.magnification:g} or less"
-            )
+            scan = f"{self.magnification:g}"
+            raise DataError(f"{self.path}: was scanned at {scan}x; there is no {magnification:g}x in it. Choose {scan} or less")
         return round(patch_size * self.magnification / magnification)
 
     def level_for(self, downsample: float) -> int:
@@ -150,9 +159,8 @@ class Slide:
         try:
             region = self._slide.read_region((int(x), int(y)), level, (width, height))
         except (self._error, OSError) as error:
-            raise DataError(
-                f"{self.path}: {width} x {height} pixels at ({x}, {y}) of level {level} cannot be read: {error}"
-            ) from error
+            place = f"{width} x {height} pixels at ({x}, {y}) of level {level}"
+            raise DataError(f"{self.path}: {place} cannot be read: {error}") from error
         plain = self._image.new("RGB", region.size, self._background)
         plain.paste(region, mask=region.getchannel("A"))
         return plain
@@ -160,9 +168,6 @@ class Slide:
     def close(self) -> None:
         """Close the file."""
         self._slide.close()
-
-    def __enter__(self) -> Slide:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

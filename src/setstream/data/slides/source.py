@@ -16,8 +16,7 @@ from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream.data.formats.file import FileSource
 from setstream.data.formats.images import ImageFolderSource
-from setstream.data.slides.grid import Grid, GridOptions, cut
-from setstream.data.slides.layout import read_grid
+from setstream.data.slides.grid import Grid, GridOptions, cut, read_grid
 from setstream.data.slides.pyramid import Slide
 from setstream.errors import ConfigurationError, DataError, ShapeError
 from setstream.sets.source import Metadata
@@ -29,18 +28,16 @@ def as_floats(patches: Tensor) -> Tensor:
 
 
 class _Patches:
-    """The patches of an open slide as an array (N, 3, S, S) of bytes."""
+    """The patches of an open slide, which can be indexed: (n, 3, S, S) bytes."""
 
     def __init__(self, slide: Slide, grid: Grid) -> None:
         self.file, self.grid = slide, grid
-        self.shape = (len(grid), 3, grid.patch_size, grid.patch_size)
-        self.dtype = np.dtype(np.uint8)
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
-        coords = self.grid.coords[index]
-        patches = np.empty((len(coords), *self.shape[1:]), np.uint8)
+        size, coords = self.grid.patch_size, self.grid.coords[index]
+        patches = np.empty((len(coords), 3, size, size), np.uint8)
         for patch, (x, y) in zip(patches, coords.tolist(), strict=True):
-            patch[:] = self.file.patch(x, y, self.grid.patch_size_level0, self.grid.patch_size).transpose(2, 0, 1)
+            patch[:] = self.file.patch(x, y, self.grid.patch_size_level0, size).transpose(2, 0, 1)
         return patches
 
 
@@ -48,11 +45,8 @@ class SlideSource(FileSource):
     """The patches of a slide as a set of (3, S, S) elements, floats in [0, 1] or, with raw=True, bytes.
 
     Args:
-        path: The slide.
+        path: The slide; the name of the set is the file's, unless `id` is given.
         grid: A `Grid`, or the file of one; the slide is cut with `options` on first use unless given.
-        id: The name of the set; by default the file's.
-        label: The label of the slide.
-        metadata: Anything else that belongs to it.
         raw: Whether elements are bytes.
         options: How to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
     """
@@ -61,16 +55,9 @@ class SlideSource(FileSource):
     suffixes = (".svs", ".ndpi", ".mrxs", ".scn")
 
     def __init__(
-        self,
-        path: str | Path,
-        grid: Grid | str | Path | None = None,
-        id: str | None = None,
-        label: Any = None,
-        metadata: Metadata = None,
-        *,
-        raw: bool = False,
-        **options: Any,
-    ) -> None:
+        self, path: str | Path, grid: Grid | str | Path | None = None, id: str | None = None, label: Any = None,
+        metadata: Metadata = None, *, raw: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(path, id, label, metadata)
         if grid is not None and options:
             raise ConfigurationError(f"a slide is cut by its grid or by options, not both; got a grid and {sorted(options)}")
@@ -78,8 +65,7 @@ class SlideSource(FileSource):
             self.options = GridOptions(**options)
         except TypeError as error:
             raise ConfigurationError(f"a slide does not take these options: {error}") from error
-        self.raw = raw
-        self._grid = grid
+        self.raw, self._grid = raw, grid
 
     @property
     def grid(self) -> Grid:

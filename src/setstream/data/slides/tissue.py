@@ -57,17 +57,13 @@ def _between(corner: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return upper * (1 - down) + lower * down
 
 
-def saturation(picture: np.ndarray) -> np.ndarray:
-    """S of a picture (h, w, 3) of bytes: (h, w) in [0, 1], zero for black."""
-    high = picture.max(-1).astype(np.float32)
-    return (high - picture.min(-1)) / np.maximum(high, 1.0)
-
-
 def find_tissue(slide: Slide, extent: int, threshold: float | None = None) -> Tissue:
     """The tissue of a slide, for patches of `extent` pixels of level 0; threshold: of the saturation, Otsu's unless given."""
     filters, morphology = need("skimage.filters", "slides"), need("skimage.morphology", "slides")
     downsample = max(extent / ENOUGH, max(slide.size) / LONGEST, 1.0)
-    values = filters.median(saturation(slide.thumbnail(downsample)), morphology.disk(2))
+    picture = slide.thumbnail(downsample)
+    high = picture.max(-1).astype(np.float32)
+    values = filters.median((high - picture.min(-1)) / np.maximum(high, 1.0), morphology.disk(2))  # zero for black
     if threshold is None:
         threshold = max(float(filters.threshold_otsu(values)) if np.ptp(values) > 0 else 0.0, GLASS)
     mask = morphology.closing(values > threshold, morphology.disk(2))

@@ -23,22 +23,15 @@ def halved(picture: np.ndarray) -> np.ndarray:
 
 
 def write_slide(
-    path: str | Path,
-    picture: np.ndarray,
-    magnification: float | None = 20.0,
-    *,
-    levels: int | None = None,
-    tile: int = 256,
+    path: str | Path, picture: np.ndarray, magnification: float | None = 20.0, *, levels: int | None = None, tile: int = 256,
     compression: str = "jpeg",
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a picture as a slide: a tiled pyramid.
 
     Args:
-        path: The file to write.
         picture: (H, W, 3) bytes.
         magnification: Magnification of the first level; None leaves it out of the file.
         levels: How many; as many as it takes to get below 512 pixels unless given.
-        tile: The side of a tile, in pixels.
         compression: "jpeg" (small) or "deflate" (exact).
     """
     if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
@@ -53,8 +46,7 @@ def write_slide(
     quality = {"compressionargs": {"level": 90}} if compression == "jpeg" else {}
     with whole_or_nothing(path) as hidden, tifffile.TiffWriter(hidden, bigtiff=picture.nbytes > 2**31) as file:
         for level in range(wanted):
-            kind = {} if level == 0 else {"subfiletype": 1}
-            now = scale if level == 0 else {}
-            file.write(picture, tile=(tile, tile), photometric="rgb", compression=compression, **quality, **now, **kind)
+            kind = scale if level == 0 else {"subfiletype": 1}
+            file.write(picture, tile=(tile, tile), photometric="rgb", compression=compression, **quality, **kind)
             picture = halved(picture)
     return path

@@ -1,5 +1,6 @@
 """The base of all estimators: their options, and how a network is built and fitted."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -16,29 +17,21 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
-from setstream.integrations.sklearn.fitting import EarlyStopping, Loss, SetsEncode, Training, outputs_of, rows_of
-from setstream.integrations.sklearn.network import MODELS
+from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
+from setstream.integrations.sklearn.network import MODELS, StreamsHead
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.models.model import SetModel
+from setstream.models.stream import evaluating
 from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
-from setstream.training.progress import Progress
+from setstream.training.task import Encode
 
-#: Options that are numbers, and the range of each.
+#: Options that are numbers, by their range.
 NUMBERS = {
-    "num_slots": (1, inf),
-    "heads": (1, inf),
-    "dropout": (0, 1),
-    "epochs": (1, inf),
-    "min_steps": (0, inf),
-    "batch_size": (1, inf),
-    "learning_rate": (0, inf),
-    "weight_decay": (0, inf),
-    "chunk_size": (1, inf),
-    "grad_chunks": (1, inf),
-    "validation_fraction": (0, 1),
-    "n_iter_no_change": (1, inf),
+    (1, inf): ("num_slots", "heads", "epochs", "batch_size", "chunk_size", "grad_chunks", "n_iter_no_change"),
+    (0, inf): ("min_steps", "learning_rate", "weight_decay"),
+    (0, 1): ("dropout", "validation_fraction"),
 }
 
 
@@ -94,7 +87,6 @@ class SetEstimator(BaseEstimator):
     verbose: int = 0
 
     def _check_options(self) -> None:
-        """Raise ConfigurationError for an option with an invalid value."""
         known = ("auto", *(mode for mode in GRADIENTS if mode != "none"))
         if self.gradient not in known:
             raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")
@@ -102,7 +94,7 @@ class SetEstimator(BaseEstimator):
             raise ConfigurationError(f"widths must be a list of the widths of phi's layers, like (64, 32); got {self.widths!r}")
         if self.elements_stream not in (True, False, "auto"):
             raise ConfigurationError(f"elements_stream must be True, False or 'auto'; got {self.elements_stream!r}")
-        for name, (least, most) in NUMBERS.items():
+        for (least, most), name in ((limits, name) for limits, names in NUMBERS.items() for name in names):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
                 raise ConfigurationError(f"{name} must be a number from {least:g} to {most:g}; got {value!r}")
@@ -111,67 +103,40 @@ class SetEstimator(BaseEstimator):
         """A new network, standardised by the sets; `steps` None: a constant learning rate, for any number of calls."""
         device = choose_device(self.device)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        config = TrainConfig(
-            task="sklearn",
-            model=self._network,
-            steps=steps or 1,
-            schedule="constant" if steps is None else "cosine",
-            gradient="full" if self.gradient == "auto" else self.gradient,
-            batch=int(self.batch_size),
-            lr=float(self.learning_rate),
-            weight_decay=float(self.weight_decay),
-            chunk_size=int(self.chunk_size),
-            grad_chunks=int(self.grad_chunks),
-            seed=seed,
-        )
+        rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay), "steps": steps or 1}
+        rates["schedule"] = "constant" if steps is None else "cosine"
+        config = TrainConfig("sklearn", self._network, batch=int(self.batch_size), seed=seed, **rates)
         torch.manual_seed(seed)
-        network: dict[str, Any] = {
-            "in_dim": int(self.n_features_in_),
-            **answers,
-            "widths": [int(width) for width in self.widths],
-            "num_slots": int(self.num_slots),
-            "heads": int(self.heads),
-            "dropout": float(self.dropout),
-            "elements_stream": self._with_elements if self.elements_stream == "auto" else bool(self.elements_stream),
-        }
+        widths, with_elements = [int(width) for width in self.widths], self.elements_stream
+        with_elements = self._with_elements if with_elements == "auto" else bool(with_elements)
+        network = {"in_dim": int(self.n_features_in_), **answers, "widths": widths, "num_slots": int(self.num_slots)}
+        network |= {"heads": int(self.heads), "dropout": float(self.dropout), "elements_stream": with_elements}
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
         cast(Standardise, model.encoder.phi.get_submodule("0")).fit(sets, max(int(self.chunk_size), 1024))
-        return Training(model.to(device), config, SetsEncode(self.gradient, self.chunk_size, self.grad_chunks), loss)
+        encode = Encode(self.gradient, self.chunk_size, self.grad_chunks)
+        return Training(model.to(device), config, encode, loss, type(self).__name__ if self.verbose else None)
 
-    def _fit(
-        self,
-        sets: Sources,
-        targets: Tensor,
-        weights: Tensor,
-        answers: dict[str, Any],
-        loss: Loss,
-        *,
-        strata: np.ndarray | None = None,
-    ) -> None:
+    def _fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss, strata: Any) -> None:
         """Train a new network, without touching the caller's random numbers; `answers`: the options of its head."""
         self._check_options()
         given, held_out = sets, None
         if self.early_stopping:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
+            split = {"test_size": self.validation_fraction, "random_state": seed, "stratify": strata}
             try:
-                kept, out = train_test_split(
-                    np.arange(len(sets)), test_size=self.validation_fraction, random_state=seed, stratify=strata
-                )
+                kept, out = train_test_split(np.arange(len(sets)), **split)
             except ValueError as error:
                 raise ConfigurationError(f"early_stopping cannot hold sets out: {error}") from error
             held_out = [sets[i] for i in out], targets[out]
             sets, targets, weights = [sets[i] for i in kept], targets[kept], weights[kept]
-        steps = max(int(self.min_steps), int(self.epochs) * self._steps_per_epoch(sets))
+        steps = max(int(self.min_steps), int(self.epochs) * math.ceil(len(sets) / int(self.batch_size)))
         with torch.random.fork_rng(), naming_the_set(given, int(self.chunk_size)):
             training = self._start(sets, answers, loss, steps)
-            stopping = None if held_out is None else EarlyStopping(*held_out, patience=self.n_iter_no_change)
-            with Progress(steps, type(self).__name__, shown=bool(self.verbose), every=self._steps_per_epoch(sets)) as progress:
-                losses = training.run(sets, targets, weights / weights.mean(), steps, progress, stopping)
+            losses, tests = training.run(sets, targets, weights / weights.mean(), steps, held_out, self.n_iter_no_change)
         self.model_: SetModel = training.model
-        self.loss_curve_ = losses
-        self.validation_losses_ = None if stopping is None else stopping.losses
-        self.n_iter_ = len(losses)
+        self.loss_curve_, self.n_iter_ = losses, len(losses)
+        self.validation_losses_ = tests if self.early_stopping else None
         self._training: Training | None = None
 
     def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
@@ -183,17 +148,16 @@ class SetEstimator(BaseEstimator):
                 training = self._start(sets, answers, loss, None)
                 if hasattr(self, "model_"):  # fitted before: train its network further
                     training.model.load_state_dict(self.model_.state_dict())
-            steps = self._steps_per_epoch(sets)
-            with Progress(steps, type(self).__name__, shown=bool(self.verbose), every=steps) as progress:
-                losses = training.run(sets, targets, weights, steps, progress)
+            losses, _ = training.run(sets, targets, weights, math.ceil(len(sets) / int(self.batch_size)))
         self._training, self.model_ = training, training.model
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)
 
-    def _steps_per_epoch(self, sets: Sources) -> int:
-        return -(-len(sets) // max(1, min(int(self.batch_size), len(sets))))
-
     def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The output of a fitted network for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
         check_is_fitted(self)
-        return outputs_of(self.model_, read_sets(self, X, reset=False), self.chunk_size, change or rows_of(self.model_))
+        sets, encode = read_sets(self, X, reset=False), Encode("none", self.chunk_size, 1)
+        change = change or cast(StreamsHead, self.model_.head).streams
+        with evaluating(self.model_), naming_the_set(sets, self.chunk_size):
+            batched = (batch for _, batch in batches(sets, self.chunk_size))
+            return torch.cat([change(encode_sets(self.model_, encode, batch)).cpu() for batch in batched])

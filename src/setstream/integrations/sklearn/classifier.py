@@ -8,27 +8,17 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from sklearn.base import ClassifierMixin
-from sklearn.utils import column_or_1d, compute_class_weight
+from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
+from setstream.integrations.sklearn.fitting import class_loss
 from setstream.integrations.sklearn.network import mean_softmax
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
-from setstream.models.model import SetModel
-
-
-def class_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
-    """The cross-entropy of each set, averaged over its streams: (B,)."""
-    logits = rows_of(model)(encode(model, sets))  # (B, S, K)
-    streams = logits.shape[1]
-    each = F.cross_entropy(logits.flatten(0, 1), target.repeat_interleave(streams), reduction="none")
-    return each.view(-1, streams).mean(1)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -58,16 +48,15 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, None)
-        self._fit(sets, target, weights, self._answers(), class_loss, strata=target.numpy())
+        self._fit(sets, target, weights, self._answers(), class_loss, target.numpy())
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One more pass over these sets. The first call names all classes, unless its own sets show them."""
         known = getattr(self, "classes_", None)
         if known is not None and classes is not None and not np.array_equal(known, np.unique(classes)):
-            raise ConfigurationError(
-                f"the classes are {known.tolist()} since the first call; got {np.unique(classes).tolist()}"
-            )
+            got = np.unique(classes).tolist()
+            raise ConfigurationError(f"the classes are {known.tolist()} since the first call; got {got}")
         sets, target, weights = self._read(X, y, sample_weight, known if classes is None else np.unique(classes))
         self._partial_fit(sets, target, weights, self._answers(), class_loss)
         return self
@@ -83,15 +72,13 @@ class SetClassifier(ClassifierMixin, SetEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each set."""
-        best = self.predict_proba(X).argmax(1)
-        return self.classes_[best]
+        probabilities = self.predict_proba(X)  # first: an estimator that is not fitted has no classes
+        return self.classes_[probabilities.argmax(1)]
 
     def _answers(self) -> dict[str, Any]:
-        named = [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]
-        return {"classes": named}
+        return {"classes": [one if isinstance(one, str | int | float) else str(one) for one in self.classes_.tolist()]}
 
     def _read(self, X: Any, y: Any, sample_weight: Any, classes: np.ndarray | None) -> tuple[Sources, Tensor, Tensor]:
-        """Sets, numbers of their classes, and their weights."""
         if y is None:
             raise ValueError("This SetClassifier estimator requires y to be passed, but the target y is None")
         sets = read_sets(self, X, reset=classes is None or not hasattr(self, "n_features_in_"))
@@ -101,13 +88,8 @@ class SetClassifier(ClassifierMixin, SetEstimator):
         self.classes_ = np.unique(y) if classes is None else classes
         if len(self.classes_) < 2:
             raise ConfigurationError(f"a classifier needs at least two classes; got one class: {self.classes_.tolist()}")
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
+        if len(unknown := np.setdiff1d(y, self.classes_)):
             raise ConfigurationError(f"y holds {unknown.tolist()}, but the classes are {self.classes_.tolist()}")
         numbers = np.searchsorted(self.classes_, y)
-        weights = np.ones(len(y)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
-        if self.class_weight is not None:
-            present = np.unique(y)
-            of_class = dict(zip(present.tolist(), compute_class_weight(self.class_weight, classes=present, y=y), strict=True))
-            weights = weights * np.array([of_class[label] for label in y.tolist()])
+        weights = _check_sample_weight(sample_weight, sets) * compute_sample_weight(self.class_weight, y)
         return sets, torch.from_numpy(numbers).long(), torch.from_numpy(weights).float()

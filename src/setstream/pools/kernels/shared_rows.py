@@ -10,7 +10,7 @@
 Nothing is kept between forward and backward but the shift m of the whole: the weights a are computed again.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from setstream.states.accumulators import LogSums, accumulator_dtype
 class Bars(NamedTuple):
     """Cotangents of a block: of its rows (b, n, E), or their norms (b, n); of queries (b, R, E); of the offset (b, H, K)."""
 
-    rows: Tensor
+    rows: Tensor | None
     queries: Tensor
     offset: Tensor | None
 
@@ -38,12 +38,12 @@ def pull_back(
     shift: Tensor,
     numerator_bar: Tensor,
     normaliser_bar: Tensor,
-    norms: bool = False,
+    want: Literal["rows", "norms"] | None = "rows",
 ) -> Bars:
     """The cotangents of one block, given those of the whole's sums, which are relative to `shift`.
 
     queries (b or 1, R, E), rows (b, n, E), offset (b or 1, H, K), mask (b, n); shift, normaliser_bar (b, H, K),
-    numerator_bar (b, R, E). norms: |x̄| of each row in place of x̄.
+    numerator_bar (b, R, E). want: x̄ of the rows, |x̄| of each of them, or nothing (None).
     """
     slots, batch = shift.shape, len(rows)
     queries = queries.expand(batch, -1, -1)
@@ -71,8 +71,10 @@ def pull_back(
         bars = through.flatten(1, 2)
     queries_bar = torch.bmm(bars, rows)
     offset_bar = None if offset is None else bars.sum(-1).view(slots)
+    if want is None:
+        return Bars(None, queries_bar, offset_bar)
     both, factors = torch.cat([weights, bars], 1), torch.cat([numerator_bar, queries], 1)
-    if not norms:
+    if want == "rows":
         return Bars(torch.bmm(both.mT, factors), queries_bar, offset_bar)
     if both.shape[1] >= rows.shape[2]:
         return Bars(torch.linalg.vector_norm(torch.bmm(both.mT, factors), dim=-1), queries_bar, offset_bar)
@@ -112,6 +114,7 @@ class SharedRows(torch.autograd.Function):
         queries, rows, offset, mask, shift = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _again(ctx, queries, rows, offset, mask, [numerator_bar, normaliser_bar])
+        wanted = ctx.needs_input_grad[:3]
         batch, size, width = rows.shape
         shift, numerator_bar, normaliser_bar = (t.to(rows.dtype) for t in (shift, numerator_bar, normaliser_bar))
         numerator_bar = numerator_bar.flatten(1, 2)
@@ -127,13 +130,16 @@ class SharedRows(torch.autograd.Function):
                 part = (sets, slice(start, min(start + step, size)))
                 hidden = None if mask is None else mask[part]
                 given = (shift[sets], numerator_bar[sets], normaliser_bar[sets])
-                bars = pull_back(own, rows[part], own_offset, ctx.activation, hidden, *given)
-                rows_bar[part] = bars.rows
+                bars = pull_back(
+                    own, rows[part], own_offset, ctx.activation, hidden, *given, want="rows" if wanted[1] else None
+                )
+                if bars.rows is not None:
+                    rows_bar[part] = bars.rows
                 for total, bar in ((queries_bar, bars.queries.unsqueeze(1)), (offset_bar, bars.offset)):
                     if total is not None and bar is not None:
                         add_bar(total, bar, sets)
-        offset_bar = None if offset_bar is None else offset_bar.to(rows.dtype)
-        return queries_bar.to(rows.dtype), rows_bar, offset_bar, None, None, None
+        totals = zip((queries_bar, rows_bar, offset_bar), wanted, strict=True)
+        return *(total.to(rows.dtype) if need and total is not None else None for total, need in totals), None, None, None
 
 
 def _again(

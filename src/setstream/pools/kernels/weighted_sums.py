@@ -21,11 +21,13 @@ from setstream.states.accumulators import LogSums
 # core's cache is the limit; on accelerators large enough to keep them busy.
 CPU_BLOCK = 2**18
 ACCELERATOR_BLOCK = 2**26
+# Shorter blocks would be dominated by the cost of starting an operation.
+LEAST = 256
 
 
 def block_size(device: torch.device, width: int) -> int:
     """How many elements fit a block, if `width` numbers are computed from each."""
-    return max(256, (CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK) // width)
+    return max(LEAST, (CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK) // width)
 
 
 # features (b, n, D) -> keys (b * G, E, n) and values (b * G, n, E): G = 1, or the number of heads

@@ -2,10 +2,5 @@
 
 pages/         what the browser gets
 session.py     one WebSocket: messages in, answers out
-clusters.py    the first tab: points, and the mixtures that models predict
-pictures.py    the second: pixels, and the images that models predict
+tabs.py        what the messages do: points and the mixtures that models predict, pixels and images
 """
-
-from setstream.serve.playground.session import router
-
-__all__ = ["router"]

@@ -2,44 +2,30 @@
 
     {"ask": 7, "do": "append", "chunks": [[0, 1, 2]]}     ->  {"ask": 7, "count": 3, "models": {...}, "last": true}
 
-`ask` is any number; the answer repeats it. Where a message has several answers, they are sent one by one, the last with
-"last": true. An invalid message is answered with its "problem" and changes nothing. Messages are handled one after
-another: a client that waits for each answer streams at the speed of the models.
+`ask` is any number; the answer repeats it. `do` is a method of a tab, which checks the other fields. Where a message has
+several answers, they are sent one by one, the last with "last": true. An invalid message is answered with its "problem" and
+changes nothing. Messages are handled one after another: a client that waits for each answer streams at the models' speed.
 """
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from setstream.errors import SetstreamError
-from setstream.serve.live import accept
-from setstream.serve.playground.clusters import Clusters
-from setstream.serve.playground.messages import Append, Compare, Draw, Message, Order, Paint, Put, Truth
-from setstream.serve.playground.pictures import Picture
-from setstream.serve.problems import BadMessage, message_of, validation_message
-from setstream.serve.service import Service
+from setstream.errors import DataError, SetstreamError
+from setstream.serve.answers import message_of, validation_message
+from setstream.serve.playground.tabs import Clusters, Picture
+from setstream.serve.service import Service, accept
 
 #: Visitors at a time: they share one thread.
 MOST_VISITORS = 16
 TRY_AGAIN_LATER, NOT_TEXT = 1013, 1003
-
+#: The messages, and the tab that each is for.
+TABS: dict[str, type] = dict.fromkeys(("draw", "put", "clear", "rewind", "order", "append", "compare"), Clusters)
+TABS |= dict.fromkeys(("picture", "paint"), Picture)
 router = APIRouter()
-
-Answers = dict[str, Any] | Iterator[dict[str, Any]]
-#: The fields of each message, the tab it is for, and the tab's method for it.
-VERBS: dict[str, tuple[type[Message], type, Callable[[Any, Any], Answers]]] = {
-    "draw": (Draw, Clusters, Clusters.draw),
-    "put": (Put, Clusters, Clusters.put),
-    "clear": (Message, Clusters, Clusters.clear),
-    "rewind": (Message, Clusters, Clusters.rewind),
-    "order": (Order, Clusters, Clusters.order),
-    "append": (Append, Clusters, Clusters.append),
-    "compare": (Compare, Clusters, Clusters.compare),
-    "picture": (Truth, Picture, Picture.picture),
-    "paint": (Paint, Picture, Picture.paint),
-}
 
 
 class Envelope(BaseModel):
@@ -62,13 +48,12 @@ class Session:
         try:
             envelope = Envelope.model_validate_json(text)
             ask = envelope.ask
-            if envelope.do not in VERBS:
-                raise BadMessage(f"unknown verb {envelope.do[:40]!r}: expected one of {', '.join(VERBS)}")
-            kind, tab, verb = VERBS[envelope.do]
-            message = kind.model_validate(envelope.model_extra)
-            if tab not in self._tabs:
-                self._tabs[tab] = tab()
-            answer = verb(self._tabs[tab], message)
+            if envelope.do not in TABS:
+                raise DataError(f"unknown verb {envelope.do[:40]!r}: expected one of {', '.join(TABS)}")
+            kind = TABS[envelope.do]
+            if kind not in self._tabs:
+                self._tabs[kind] = kind()
+            answer = getattr(self._tabs[kind], envelope.do)(**(envelope.model_extra or {}))
             if isinstance(answer, dict):
                 yield {"ask": ask, "last": True} | answer
             else:
@@ -89,14 +74,14 @@ async def play(socket: WebSocket) -> None:
         await socket.close(TRY_AGAIN_LATER, f"{MOST_VISITORS} visitors are here already")
         return
     service.visitors += 1
-    session = Session()
+    session, loop = Session(), asyncio.get_running_loop()
     try:
         while (message := await socket.receive())["type"] == "websocket.receive":
             if message.get("text") is None:
                 await socket.close(NOT_TEXT, "messages are JSON, as text")
                 break
             answers = session.answers(message["text"])
-            while (answer := await service.run_in_playground(next, answers, None)) is not None:
+            while (answer := await loop.run_in_executor(service.playground, next, answers, None)) is not None:
                 await socket.send_json(answer)
     except (WebSocketDisconnect, RuntimeError):  # the visitor left while we were answering
         pass

@@ -15,25 +15,11 @@ import warnings
 from typing import Any
 
 from setstream.states.accumulators.base import NOTHING, Accumulator, accumulator_dtype, align
-from setstream.states.accumulators.extrema import Maximum, Minimum
+from setstream.states.accumulators.elementary import Chunks, Maximum, Minimum, Shared, Sums
 from setstream.states.accumulators.log_sums import REMOVAL_TOLERANCE, LogSums, rounding_error
-from setstream.states.accumulators.shared import Shared
-from setstream.states.accumulators.sums import Chunks, Sums
 
-__all__ = [
-    "NOTHING",
-    "REMOVAL_TOLERANCE",
-    "Accumulator",
-    "Chunks",
-    "LogSums",
-    "Maximum",
-    "Minimum",
-    "Shared",
-    "Sums",
-    "accumulator_dtype",
-    "align",
-    "rounding_error",
-]
+__all__ = ["NOTHING", "REMOVAL_TOLERANCE", "Accumulator", "accumulator_dtype", "align", "rounding_error"]
+__all__ += ["Chunks", "LogSums", "Maximum", "Minimum", "Shared", "Sums"]
 
 
 def __getattr__(name: str) -> Any:

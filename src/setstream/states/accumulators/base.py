@@ -1,7 +1,5 @@
 """The base of all accumulators: merging, removal, decay, sums over ranks, gradients, serialisation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import ClassVar, Self
@@ -11,21 +9,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, RemovalError, StateFormatError, wrong_width
-from setstream.states.collectives import Group, all_gather
+
+Group = dist.ProcessGroup
 
 # The shift of weighted sums that have seen nothing. Finite on purpose: e^(NOTHING - NOTHING) is 1 and not NaN, and the
 # sums it multiplies are zero. It is exact in bfloat16 and up, and far below any logit.
 NOTHING = -(2.0**120)
 
-# An owner of rank r and block b is the number r·RANK + b.
-RANK = 2**32
+RANK = 2**32  # an owner of rank r and block b is the number r·RANK + b
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
-    """The dtype that sums over a set are kept in: float64, or float32 where the device has no float64 (MPS).
+    """The dtype of sums over a set: float64, or float32 where the device has no float64 (MPS).
 
-    A sum of 10^6 single elements in float32 is less accurate than one product over the same elements; the state is small, so
-    the wide type has no measurable cost.
+    10^6 elements summed one by one in float32 are less accurate than one product over them. The state is small, so it is cheap.
     """
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -35,11 +32,25 @@ def align(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.reshape(tensor.shape + (1,) * (like.dim() - tensor.dim()))
 
 
+def all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
+    """The sum, maximum or minimum of all ranks' tensors, on every rank."""
+    tensor = tensor.contiguous().clone()
+    dist.all_reduce(tensor, operation, group=group)
+    return tensor
+
+
+def all_gather(tensor: Tensor, group: Group) -> list[Tensor]:
+    """The tensors of all ranks in their order, on every rank; they have one shape."""
+    gathered = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, tensor.contiguous(), group=group)
+    return gathered
+
+
 def must_be_empty(nothing: Tensor, narrow: Tensor, wide: Tensor) -> None:
     """Raise unless the accumulator of the narrower tensor has seen `nothing`: only then its width is not known yet."""
     if not bool(nothing.all()):
-        which = "the elements of the state that is merged with it"
-        raise MismatchError(wrong_width("a state", narrow.shape[-1], which, wide.shape[-1]))
+        merged = "the elements of the state that is merged with it"
+        raise MismatchError(wrong_width("a state", narrow.shape[-1], merged, wide.shape[-1]))
 
 
 class Accumulator:
@@ -55,7 +66,7 @@ class Accumulator:
     shared: ClassVar[bool] = False
     #: Whether each entry comes from one element, which gets the whole gradient, as in a maximum.
     owned_by_one_element: ClassVar[bool] = False
-    _kinds: ClassVar[dict[str, type[Accumulator]]] = {}
+    _kinds: ClassVar[dict[str, type["Accumulator"]]] = {}
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -74,33 +85,24 @@ class Accumulator:
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    # -- the laws -----------------------------------------------------------------------------------------------------
-
     def merge(self, other: Self) -> Self:
         """The accumulator of both sets together."""
         raise NotImplementedError
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
-        """The accumulator without the elements of `other`.
+        """The accumulator without the elements of `other`; PrecisionError if its relative error may exceed `tolerance`.
 
-        Args:
-            other: what the removed elements accumulated to.
-            emptied: (B,), true for the sets that have no element left.
-            tolerance: PrecisionError if the relative error of the rest may be larger.
+        `emptied` (B,): true for the sets that have no element left.
         """
         raise RemovalError(f"elements cannot be removed from a {self.kind}. Encode the others anew, or use another pool.")
 
     def scale(self, factor: Tensor) -> Self:
         """The accumulator with every element's weight multiplied by `factor` (B,)."""
-        raise ConfigurationError(
-            f"a {self.kind} cannot decay: its elements have no weights. Use a mean, a sum or UMBC for that."
-        )
+        raise ConfigurationError(f"a {self.kind} cannot decay: its elements have no weights. Use a mean, a sum or UMBC.")
 
     def fault(self, seen: Tensor) -> str | None:
         """What is impossible in these numbers, read from outside; `seen` (B,) is true for sets that have elements."""
         return None if all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors.values()) else "NaN or infinity"
-
-    # -- tensors ------------------------------------------------------------------------------------------------------
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """The accumulator with every tensor changed."""
@@ -114,15 +116,14 @@ class Accumulator:
         """The accumulator of one chunk as if merged with an empty one: sums in the wide type."""
         return self
 
-    def cat(self, others: Sequence[Accumulator]) -> Self:
+    def cat(self, others: Sequence["Accumulator"]) -> Self:
         """Concatenate the batches of several. An accumulator without elements may not know its width yet."""
         joined = {}
         for name, first in self.tensors.items():
             pieces = [first, *(other[name] for other in others)]
             widest = max(pieces, key=lambda piece: (piece.dim(), piece.numel() // max(len(piece), 1)))
-            shape = widest.shape[1:]
-            if any(piece.shape[1:] != shape for piece in pieces):
-                pieces = [align(piece, widest).expand(len(piece), *shape) for piece in pieces]
+            if any(piece.shape[1:] != widest.shape[1:] for piece in pieces):
+                pieces = [align(piece, widest).expand(len(piece), *widest.shape[1:]) for piece in pieces]
             joined[name] = torch.cat(pieces)
         return type(self)(**joined)
 
@@ -139,8 +140,6 @@ class Accumulator:
         first, *others = (one for one in merged if one is not None)
         return first.cat(others)
 
-    # -- ranks --------------------------------------------------------------------------------------------------------
-
     def gather(self, group: Group) -> list[Self]:
         """The accumulators of all ranks, on every rank."""
         gathered = {name: all_gather(tensor, group) for name, tensor in self.tensors.items()}
@@ -154,20 +153,16 @@ class Accumulator:
         """Before a pass: take what all ranks must agree on from the group's first rank."""
         return self
 
-    # -- gradients ----------------------------------------------------------------------------------------------------
-
     def graded(self) -> tuple[str, ...]:
         """The names of the tensors that carry a gradient."""
-        return tuple(self.tensors)
+        return () if self.shared else tuple(self.tensors)
 
     def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
         """What this chunk adds to each graded tensor of the whole, as a differentiable function of the chunk's tensors.
 
         The contributions of all chunks sum to the whole, so the whole's gradient is that of each contribution.
 
-        Args:
-            whole: the accumulator of all chunks.
-            owned: the whole's entries that come from this chunk; given where one element owns each entry.
+        `owned`: the whole's entries that come from this chunk; given where one element owns each entry.
         """
         return {name: self[name] for name in self.graded()}
 
@@ -182,17 +177,14 @@ class Accumulator:
     def reduce_owners(self, owners: Tensor, group: Group) -> Tensor:
         """The owners of the entries of `self.reduce(group)`, -1 for those of other ranks."""
         rank = dist.get_rank(group)
-        ranked = all_gather(torch.where(owners < 0, -1, owners + rank * RANK), group)
-        whole, merged = None, ranked[0]
-        for accumulator, others in zip(self.gather(group), ranked, strict=True):
-            merged = merged if whole is None else whole.merge_owners(accumulator, merged, others)
-            whole = accumulator if whole is None else whole.merge(accumulator)
+        merged, *ranked = all_gather(torch.where(owners < 0, -1, owners + rank * RANK), group)
+        whole, *accumulators = self.gather(group)
+        for accumulator, others in zip(accumulators, ranked, strict=True):
+            merged, whole = whole.merge_owners(accumulator, merged, others), whole.merge(accumulator)
         return torch.where(merged // RANK == rank, merged % RANK, -1)
 
-    # -- bytes --------------------------------------------------------------------------------------------------------
-
     @staticmethod
-    def of_kind(kind: str) -> type[Accumulator]:
+    def of_kind(kind: str) -> type["Accumulator"]:
         """The class of this kind."""
         if kind not in Accumulator._kinds:
             raise StateFormatError(

@@ -18,16 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from setstream.errors import PrecisionError
-from setstream.states import compat
-from setstream.states.accumulators.base import NOTHING, Accumulator, accumulator_dtype, align, must_be_empty
-from setstream.states.collectives import Group, all_reduce
+from setstream.states.accumulators.base import NOTHING, Accumulator, Group, accumulator_dtype, align, all_reduce, must_be_empty
 
 # Decay moves factors beyond e^FADED from the sums into the shift, well before they would underflow in float32.
 FADED = 22.0
-
 # The error of the sums of one chunk in multiples of ε: measured, with a margin (tests/laws/test_sequences.py).
 UNSURE = 4.0
-
 # Removal raises PrecisionError if its rounding error may exceed this share of the rest.
 REMOVAL_TOLERANCE = 1e-3
 
@@ -35,13 +31,12 @@ REMOVAL_TOLERANCE = 1e-3
 class LogSums(Accumulator):
     """Sums of weighted features and of their weights, relative to a running maximum: numerator, normaliser, shift, error.
 
-    Merging rescales both sides to the larger shift, so nothing overflows for logits of any size. The shift carries
-    no gradient: it cancels in v / c and in v·e^m. A chunk's sums come as they were computed, in float32; merging widens
-    them to the accumulators' type.
+    Merging rescales both sides to the larger shift, so nothing overflows for logits of any size. The shift carries no gradient:
+    it cancels in v / c and in v·e^m. A chunk's sums come in float32, as computed; merging widens them.
 
-    Every chunk adds the rounding error of its sums, ε (1 + |l|) of each (ε of the dtype that the logits were computed
-    in). Errors add up in squares, when chunks are merged and when they are removed: the rest after a removal is compared with
-    them. The sums of one block may have `reach`, the largest |l|, instead: their error is then computed when they are merged.
+    Every chunk adds the rounding error of its sums, ε (1 + |l|) of each (ε of the logits' dtype). Errors add up in squares,
+    when chunks are merged and when they are removed. The sums of one block may have `reach`, the largest |l|, instead: their
+    error is then computed when it is needed.
     """
 
     kind = "log-sums"
@@ -56,13 +51,9 @@ class LogSums(Accumulator):
     @classmethod
     def nothing(cls, numerator: Sequence[int], slots: Sequence[int], device: torch.device) -> Self:
         """The sums of no elements, by the shapes of numerator and normaliser."""
-        dtype = accumulator_dtype(device)
-        return cls(
-            numerator=torch.zeros(numerator, dtype=dtype, device=device),
-            normaliser=torch.zeros(slots, dtype=dtype, device=device),
-            shift=torch.full(slots, NOTHING, dtype=dtype, device=device),
-            error=torch.zeros(*slots, 2, dtype=dtype, device=device),
-        )
+        normaliser = torch.zeros(slots, dtype=accumulator_dtype(device), device=device)
+        value, error = normaliser.new_zeros(numerator), normaliser.new_zeros((*slots, 2))
+        return cls(numerator=value, normaliser=normaliser, shift=torch.full_like(normaliser, NOTHING), error=error)
 
     @classmethod
     def of_ones(cls, total: Tensor, count: Tensor, dtype: torch.dtype) -> Self:
@@ -72,39 +63,34 @@ class LogSums(Accumulator):
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], version: int) -> Self:
-        return cls(**(compat.without_spent(tensors, rounding_error) if version == 1 else tensors))
+        """Sums of 0.1 (version 1) had `spent`, the squares of weights that were removed, instead of `error`."""
+        spent = tensors.get("spent") if version == 1 else None
+        if spent is None:
+            return cls(**tensors)
+        sums = cls(**{name: tensor for name, tensor in tensors.items() if name not in ("spent", "error")})
+        if sums._is_whole() and spent.shape == sums["normaliser"].shape and spent.is_floating_point():
+            normaliser = sums["normaliser"]
+            ever = normaliser.square().add(spent).sqrt() / normaliser.masked_fill(normaliser == 0, 1.0)
+            sums.tensors["error"] = sums["error"] * ever.unsqueeze(-1)
+        return sums
 
     def _is_whole(self) -> bool:
         """Whether the tensors are those of sums: data from outside may be anything."""
-        numerator, normaliser, shift = (self.tensors.get(name) for name in ("numerator", "normaliser", "shift"))
-        return (
-            numerator is not None
-            and normaliser is not None
-            and shift is not None
-            and numerator.shape[: normaliser.dim()] == normaliser.shape == shift.shape
-            and all(tensor.is_floating_point() for tensor in self.tensors.values())
-        )
-
-    # -- the laws -----------------------------------------------------------------------------------------------------
+        if not {"numerator", "normaliser", "shift"} <= self.tensors.keys():
+            return False
+        numerator, normaliser, shift = self["numerator"], self["normaliser"], self["shift"]
+        fitting = numerator.shape[: normaliser.dim()] == normaliser.shape == shift.shape
+        return fitting and all(tensor.is_floating_point() for tensor in self.tensors.values())
 
     def merge(self, other: Self) -> Self:
-        shift = self["shift"]
-        if not self._adds_to(other):
-            shift = torch.maximum(shift, other["shift"]).clamp(min=NOTHING)
-        return self._add(other, shift, 1.0)
-
-    def _adds_to(self, other: Self) -> bool:
-        """Whether both are wide and at one shift, as plain sums are. Checked only where it is free."""
         a, b = self["shift"], other["shift"]
+        # Plain sums are wide and at one shift, and need no rescaling. Compared only where it is free.
         cheap = not torch.compiler.is_compiling() and a.device.type == "cpu" and a.dtype == torch.float64
-        return cheap and self["numerator"].dtype == other["numerator"].dtype == a.dtype and torch.equal(a, b)
+        same = cheap and self["numerator"].dtype == other["numerator"].dtype == a.dtype and torch.equal(a, b)
+        return self._add(other, a if same else torch.maximum(a, b).clamp(min=NOTHING), 1.0)
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
-        """The difference, at this accumulator's shift.
-
-        If heavy elements or large features are removed and light or small ones stay, the result may be only rounding error.
-        PrecisionError is raised if it could exceed `tolerance` of a slot's remaining weight, or of its remaining numerator.
-        """
+        """The difference, at this accumulator's shift; error is compared with each slot's remaining weight and numerator."""
         rest = self._add(other, self["shift"].clamp(min=NOTHING), -1.0)
         left = sizes(rest["numerator"], rest["normaliser"])
         # Written so that NaN is bad, too. Where nothing is removed, nothing is lost.
@@ -118,8 +104,8 @@ class LogSums(Accumulator):
                 "Encode the remaining elements anew, or pass a larger tolerance to State.remove().",
                 tuple(sets),
             )
-        fresh = {"shift": NOTHING}
-        return type(self)(**{n: t.masked_fill(align(emptied, t), fresh.get(n, 0.0)) for n, t in rest.tensors.items()})
+        empty = {"shift": NOTHING}
+        return type(self)(**{n: t.masked_fill(align(emptied, t), empty.get(n, 0.0)) for n, t in rest.tensors.items()})
 
     def scale(self, factor: Tensor) -> Self:
         """Sums times the factor. Before they underflow or overflow, the excess goes into the shift."""
@@ -134,7 +120,6 @@ class LogSums(Accumulator):
         return type(self)(**self._times(growth), shift=moved)
 
     def fault(self, seen: Tensor) -> str | None:
-        """Sums are finite; weights and errors are not negative; nothing was summed where nothing was seen."""
         if not self._is_whole():
             return None  # other tensors: an encoder, or the state it is merged with, will raise the error
         numerator, normaliser, shift, error = (self[name] for name in ("numerator", "normaliser", "shift", "error"))
@@ -162,8 +147,7 @@ class LogSums(Accumulator):
 
     def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
         """The whole holds this chunk's sums times e^(m_chunk - m_whole)."""
-        growth = self._growth(whole["shift"])
-        return {name: self[name] * align(growth, self[name]) for name in self.graded()}
+        return self._times(self._growth(whole["shift"]), self.graded())
 
     def widened(self) -> Self:
         names = ("numerator", "normaliser", "shift", "error")
@@ -192,12 +176,8 @@ class LogSums(Accumulator):
         )
 
     def cat(self, others: Sequence[Accumulator]) -> Self:
-        last = "reach" if all("reach" in one.tensors for one in (self, *others)) else "error"
-        names = ("numerator", "normaliser", "shift", last)
-        rest = [LogSums(**{name: one[name] for name in names}) for one in others]
-        return super(LogSums, type(self)(**{name: self[name] for name in names})).cat(rest)
-
-    # -- values -------------------------------------------------------------------------------------------------------
+        alike = all(other.tensors.keys() == self.tensors.keys() for other in others)
+        return super().cat(others) if alike or "error" in self.tensors else self.widened().cat(others)
 
     def mean(self) -> Tensor:
         """v / c, and zero where nothing was seen."""
@@ -209,16 +189,13 @@ class LogSums(Accumulator):
         growth = self["shift"].to(self["normaliser"].dtype).exp()
         return self["numerator"] * align(growth, self["numerator"]), self["normaliser"] * growth
 
-    # -- helpers ------------------------------------------------------------------------------------------------------
-
     def _growth(self, shift: Tensor) -> Tensor:
         """The factor that makes the sums relative to another shift."""
         wide = accumulator_dtype(shift.device)
         return (self["shift"].to(wide) - shift.to(wide)).exp_()
 
-    def _times(self, factor: Tensor) -> dict[str, Tensor]:
-        sums = {name: self[name] for name in ("numerator", "normaliser", "error")}
-        return {name: tensor * align(factor, tensor) for name, tensor in sums.items()}
+    def _times(self, factor: Tensor, names: tuple[str, ...] = ("numerator", "normaliser", "error")) -> dict[str, Tensor]:
+        return {name: tensor * align(factor, tensor) for name, tensor in ((name, self[name]) for name in names)}
 
     def _add(self, other: Self, shift: Tensor, sign: float) -> Self:
         """The sum (or difference, sign -1) of both at `shift`; at their own if that is the shift of both."""
@@ -229,11 +206,8 @@ class LogSums(Accumulator):
             a, b = self._times(self._growth(shift)), other._times(other._growth(shift))
         numerator, other_numerator = a["numerator"], b["numerator"]
         if numerator.shape != other_numerator.shape:
-            (narrow, empty), (wide, _) = sorted(
-                [(numerator, a["normaliser"] == 0), (other_numerator, b["normaliser"] == 0)],
-                key=lambda pair: (pair[0].dim(), pair[0].shape[-1]),
-            )
-            must_be_empty(empty, narrow, wide)
+            narrow, wide = sorted((a, b), key=lambda sums: (sums["numerator"].dim(), sums["numerator"].shape[-1]))
+            must_be_empty(narrow["normaliser"] == 0, narrow["numerator"], wide["numerator"])
             numerator, other_numerator = align(numerator, other_numerator), align(other_numerator, numerator)
         return type(self)(
             numerator=torch.add(numerator, other_numerator, alpha=sign),

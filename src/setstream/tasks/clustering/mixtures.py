@@ -8,10 +8,10 @@ between half of the given number and all of it.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 from setstream.errors import ConfigurationError
@@ -27,17 +27,6 @@ def log_likelihood(logits: Tensor, means: Tensor, scales: Tensor, x: Tensor) -> 
     distance = (x.unsqueeze(2) - means.unsqueeze(1)) / scales.unsqueeze(1)  # (B, N, K, D)
     constant = logits.log_softmax(-1) - scales.log().sum(-1) - 0.5 * x.shape[-1] * math.log(2 * math.pi)  # (B, K)
     return (constant.unsqueeze(1) - 0.5 * distance.square().sum(-1)).logsumexp(-1)
-
-
-def negative_log_likelihood(logits: Tensor, means: Tensor, scales: Tensor, x: Tensor) -> Tensor:
-    """The mean over each set's points: (B,). Streamed where the sets are large."""
-    if x.shape[1] <= STREAMED_FROM:
-        return -log_likelihood(logits, means, scales, x).mean(1)
-
-    def loss(logits: Tensor, means: Tensor, scales: Tensor, chunk: Tensor, mask: Tensor) -> Tensor:
-        return -log_likelihood(logits, means, scales, chunk)
-
-    return streamed_loss(loss, x, [logits, means, scales], chunk_size=STREAMED_FROM)
 
 
 class DiagonalMixture(MixtureSameFamily):
@@ -66,11 +55,16 @@ class DiagonalMixture(MixtureSameFamily):
 
     def nll(self, points: Tensor) -> Tensor:
         """The mean negative log-likelihood of each set's points (B, N, D): (B,), streamed where N is large."""
-        return negative_log_likelihood(self.logits, self.means, self.scales, points)
+        if points.shape[1] <= STREAMED_FROM:
+            return -self.log_prob(points).mean(1)
+
+        def loss(logits: Tensor, means: Tensor, scales: Tensor, chunk: Tensor, mask: Tensor) -> Tensor:
+            return -log_likelihood(logits, means, scales, chunk)
+
+        return streamed_loss(loss, points, [self.logits, self.means, self.scales], chunk_size=STREAMED_FROM)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Points (B, N, D), the component (B, N) of each, and the mixtures that they were drawn from."""
 
     points: Tensor
@@ -83,13 +77,7 @@ class Sample:
 
 
 def sample(
-    sets: int,
-    points: int,
-    *,
-    clusters: int = 4,
-    dim: int = 2,
-    variant: str = "released",
-    generator: torch.Generator | None = None,
+    sets: int, points: int, *, clusters: int = 4, dim: int = 2, variant: str = "released", generator: Generator | None = None
 ) -> Sample:
     """Draw sets of points, each set from another mixture.
 

@@ -21,7 +21,7 @@ from setstream.nn.mlp import mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
 from setstream.pools.base import Pool
 from setstream.tasks.clustering.mixtures import DiagonalMixture
-from setstream.tasks.registry import RenamedModels
+from setstream.tasks.registry import Builder, RenamedModels, ShippedModels
 
 WIDTH, HEADS = 128, 4
 # Scales are softplus(raw) + this: far below the smallest scale in the data, and never zero.
@@ -40,20 +40,16 @@ class MixtureHead(nn.Module):
         numbers = 1 + 2 * dim
         self.out = nn.Linear(width, numbers if per_slot else clusters * numbers)
 
-    def raw(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """logits (B, K), means and scales (B, K, D)."""
+    def forward(self, z: Tensor) -> DiagonalMixture:
         rows = self.out(self.body(z))
         if not self.per_slot:
             rows = rows.unflatten(-1, (self.clusters, -1))
         logits, means, scales = rows.split([1, self.dim, self.dim], dim=-1)
-        return logits.squeeze(-1), means, self.scales(scales)
+        return DiagonalMixture(logits.squeeze(-1), means, self.scales(scales))
 
     def scales(self, raw: Tensor) -> Tensor:
         """Standard deviations from the layer's third output."""
         return F.softplus(raw) + SMALLEST_SCALE
-
-    def forward(self, z: Tensor) -> DiagonalMixture:
-        return DiagonalMixture(*self.raw(z))
 
 
 class FourierFeatures(nn.Module):
@@ -174,18 +170,8 @@ class Masked(nn.Module):
         return x
 
 
-MODELS = RenamedModels(
-    {
-        "deepsets": deepsets,
-        "sse": sse,
-        "sse-hierarchical": sse_hierarchical,
-        "fspool": fspool,
-        "diff-em": diff_em,
-        "set-transformer": set_transformer,
-        "umbc+fspool": umbc_fspool,
-        "umbc+diff-em": umbc_diff_em,
-        "umbc+set-transformer": umbc_set_transformer,
-        "umbc+fourier": umbc_fourier,
-    },
-    renamed={"ours": "umbc+fourier"},
-)
+_PAPER: dict[str, Builder] = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool}
+_PAPER |= {"diff-em": diff_em, "set-transformer": set_transformer, "umbc+fspool": umbc_fspool, "umbc+diff-em": umbc_diff_em}
+_PAPER |= {"umbc+set-transformer": umbc_set_transformer}
+MODELS = RenamedModels(_PAPER | {"umbc+fourier": umbc_fourier}, renamed={"ours": "umbc+fourier"})
+pretrained = ShippedModels(__file__, MODELS)

@@ -1,47 +1,149 @@
-"""The report of clustering runs: NLL, gap to the oracle and memory, learning curves, and streams of one set."""
+"""The report of clustering runs (NLL, gap to the oracle, memory, learning curves), and streams of one set.
 
-from __future__ import annotations
+A set is streamed in the paper's four ways; figures show a model's predictions along the way.
+"""
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from setstream.report.costs import kept_bytes
-from setstream.report.page import Page
-from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, group_by
-from setstream.report.tables import CONSISTENT, SEEDS, STEPS, add_runs, mean_of, metric
-from setstream.tasks.clustering.stream_figures import add_streams
+from setstream._utils.optional import need
+from setstream.models.model import SetModel
+from setstream.pools.base import AVERAGE
+from setstream.report.page import Page, animate, pyplot
+from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_label, group_by, kept_bytes, mean_of, metric
+from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
 from setstream.tasks.clustering.task import Clustering
+from setstream.tasks.registry import predict_in_chunks
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+#: The paper's names, and what they mean.
+STREAMS = {
+    "single point": "one at a time",
+    "class": "cluster after cluster",
+    "chunk": "eight at a time",
+    "one each": "one of each cluster at a time",
+}
+CHUNK = 8
 
-UMBC = "umbc+set-transformer"
+
+def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
+    """The chunks of one set, as lists of positions; labels (N,) give the component of each point.
+
+    >>> [chunk.tolist() for chunk in stream_order("class", torch.tensor([1, 0, 1]))]
+    [[1], [0, 2]]
+    """
+    if kind not in STREAMS:
+        raise ValueError(f"unknown stream {kind!r}: choose one of {', '.join(STREAMS)}")
+    shuffled = torch.randperm(len(labels), generator=generator)
+    if kind in ("single point", "chunk"):
+        return list(shuffled.split(1 if kind == "single point" else CHUNK))
+    clusters = [shuffled[labels[shuffled] == label] for label in labels.unique()]
+    if kind == "class":
+        return [cluster.sort().values for cluster in clusters]
+    return [torch.stack([c[turn] for c in clusters if turn < len(c)]) for turn in range(max(map(len, clusters)))]
 
 
-def by_steps(runs: list[FinishedRun]) -> dict[int, list[FinishedRun]]:
+@torch.no_grad()
+def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> Iterator[DiagonalMixture]:
+    """The model's mixture of one set (N, D) after each chunk."""
+    stream = model.stream(chunks=AVERAGE)
+    for chunk in chunks:
+        stream.update(points[chunk].unsqueeze(0))
+        yield stream.predict()
+
+
+def stream_ends(model: SetModel, points: Tensor, labels: Tensor, seed: int = 0) -> dict[str, DiagonalMixture]:
+    """The model's mixture of one set (N, D) at the end of each of the four streams."""
+    orders = {kind: stream_order(kind, labels, torch.Generator().manual_seed(seed)) for kind in STREAMS}
+    return {kind: predict_in_chunks(model, (points[chunk].unsqueeze(0) for chunk in order)) for kind, order in orders.items()}
+
+
+def disagreement(ends: dict[str, DiagonalMixture], points: Tensor) -> float:
+    """Largest minus smallest log-likelihood of a point over the streams' mixtures, mean over the points (1, N, D)."""
+    values = torch.stack([end.log_prob(points) for end in ends.values()])
+    return float((values.amax(0) - values.amin(0)).mean())
+
+
+def draw_mixture(axis: Any, points: Tensor, mixture: DiagonalMixture | None, title: str, seen: Tensor | None = None) -> None:
+    """Points, and the ellipses of two standard deviations of a mixture."""
+    ellipse = need("matplotlib.patches", "report", "figures").Ellipse
+    axis.clear()
+    axis.scatter(*points.T, s=2, c="0.75", linewidths=0)
+    if seen is not None and len(seen):
+        axis.scatter(*points[seen].T, s=3, c="tab:blue", linewidths=0)
+    if mixture is not None:
+        weights = mixture.logits[0].softmax(-1)
+        for weight, mean, scale in zip(weights.tolist(), mixture.means[0].tolist(), mixture.scales[0].tolist(), strict=True):
+            alpha = 0.25 + 0.75 * min(1.0, 2 * weight)
+            style = {"fill": False, "edgecolor": "tab:red", "linewidth": 1.5, "alpha": alpha}
+            axis.add_patch(ellipse(mean[:2], 4 * scale[0], 4 * scale[1], **style))
+    axis.set(xlim=(-6, 6), ylim=(-6, 6), xticks=[], yticks=[], aspect="equal")
+    axis.set_title(title, fontsize=8)
+
+
+def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) -> bytes:
+    """The predicted mixtures while points arrive, as an animation."""
+    figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=(9, 2.45 * len(models)), squeeze=False)
+    figure.subplots_adjust(0.04, 0.02, 0.99, 0.94, 0.05, 0.15)
+    orders = {kind: stream_order(kind, drawn.labels[0], torch.Generator().manual_seed(0)) for kind in STREAMS}
+    pairs = [(name, kind) for name in models for kind in STREAMS]
+    predicted = {(name, kind): list(predictions(models[name], drawn.points[0], orders[kind])) for name, kind in pairs}
+
+    def draw(frame: int) -> None:
+        for row, name in zip(axes, models, strict=True):
+            for axis, kind in zip(row, STREAMS, strict=True):
+                turn = max(0, round((frame + 1) / frames * len(orders[kind])) - 1)
+                seen = torch.cat(orders[kind][: turn + 1])
+                draw_mixture(axis, drawn.points[0], predicted[name, kind][turn], f"{kind} stream", seen)
+            row[0].set_ylabel(name, fontsize=9)
+
+    return animate(figure, draw, frames)
+
+
+def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: int = 512) -> tuple[Any, bytes]:
+    """Add a table, a figure (a row per model, a column per stream) and an animation of one set; returns the latter two."""
+    drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
+    size = 2.3 * len(STREAMS), 2.6 * len(models)
+    figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=size, constrained_layout=True, squeeze=False)
+    rows = []
+    for row, (name, model) in zip(axes, models.items(), strict=True):
+        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
+        nlls = [float(end.nll(drawn.points)) for end in ends.values()]
+        for axis, (kind, end), nll in zip(row, ends.items(), nlls, strict=True):
+            draw_mixture(axis, drawn.points[0], end, f"{kind} stream, NLL {nll:.2f}")
+        row[0].set_ylabel(name, fontsize=9)
+        rows.append([name, *(f"{nll:.3f}" for nll in nlls), f"{disagreement(ends, drawn.points):.1e}"])
+    gif, oracle = streams_gif(models, drawn), float(drawn.oracle())
+    page.section("Four streams of one set")
+    page.table(["model", *(f"{kind} stream" for kind in STREAMS), "disagreement"], rows, f"NLL; the oracle's is {oracle:.3f}.")
+    page.figure(figure, "predicted mixture of each model at the end of each stream")
+    page.picture(gif, "gif", "predicted mixtures while points arrive")
+    return figure, gif
+
+
+def by_steps(runs: Group) -> dict[int, Group]:
     """Runs with the same number of steps together: others cannot be compared."""
     return dict(sorted(group_by(runs, lambda run: run.config.steps).items()))
 
 
-def kilobytes_for_eight_points(runs: list[FinishedRun]) -> str:
-    """What autograd keeps of one chunk of eight points."""
-    model, points = runs[0].model(), torch.randn(1, 8, runs[0].task_as(Clustering).dim)
-    return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
-
-
-def add_results(page: Page, runs: list[FinishedRun]) -> None:
+def add_results(page: Page, runs: Group) -> None:
     """NLL, gap and memory of every kind of run."""
-    columns = CONSISTENT | {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
-    columns |= {"kB kept for 8 points": kilobytes_for_eight_points} | SEEDS | STEPS
     task, oracle = runs[0].task_as(Clustering), runs[0].metrics["oracle"]
+
+    def kilobytes(group: Group) -> str:
+        model, points = group[0].model(), torch.randn(1, 8, task.dim)
+        return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
+
+    columns = CONSISTENT | {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
+    columns |= {"kB kept for 8 points": kilobytes} | SEEDS | STEPS
     note = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}. The oracle's NLL on them is {oracle:.3f}."
     add_runs(page, by_label(runs), columns, f"{note} ± over seeds.", order=mean_of("gap"))
 
 
-def curves_figure(runs: list[FinishedRun]) -> Figure:
+def curves_figure(runs: Group) -> Any:
     """The gap against the step, one line per run, one colour per kind of run."""
     figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
     for number, (label, group) in enumerate(by_label(runs).items()):
@@ -54,7 +156,7 @@ def curves_figure(runs: list[FinishedRun]) -> Figure:
     return figure
 
 
-def add_report(page: Page, runs: list[FinishedRun]) -> None:
+def add_report(page: Page, runs: Group) -> None:
     """Tables and figures of finished runs, each kind of mixtures in its own section; streams of the best 2-D models."""
     for options, same_task in group_by(runs, lambda run: json.dumps(run.config.task_options, sort_keys=True)).items():
         page.section("Results" if options == "{}" else f"Results with {options}")
@@ -62,7 +164,7 @@ def add_report(page: Page, runs: list[FinishedRun]) -> None:
         for steps, same_steps in by_steps(same_task).items():
             page.figure(curves_figure(same_steps), f"gap to the oracle during training, {steps:,} steps")
     shown = {}
-    for name in (UMBC, "set-transformer"):
+    for name in ("umbc+set-transformer", "set-transformer"):
         candidates = [run for run in runs if run.config.model == name and run.task_as(Clustering).dim == 2]
         best = min(candidates, key=lambda run: run.metrics["gap"], default=None)
         if best is not None and best.task_as(Clustering).clusters == 4:

@@ -6,57 +6,48 @@ There are no labels: the likelihood of the set's own points is the loss. The sco
 of the true parameters, the oracle.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from setstream.models.model import SetModel
-from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, negative_log_likelihood, sample
-from setstream.tasks.clustering.models import MODELS, MixtureHead
+from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
+from setstream.tasks.clustering.models import MODELS
 from setstream.tasks.clustering.released import MODELS as RELEASED
-from setstream.tasks.prediction import predict_in_chunks
-from setstream.tasks.registry import RenamedModels
+from setstream.tasks.registry import RenamedModels, predict_in_chunks
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
 TEST_BATCH = 100
 
 
+@dataclass(eq=False)
 class Clustering(Task):
     """Mixtures of Gaussians.
 
     Args:
         points: points in a training set.
-        clusters: components of a mixture.
-        dim: dimensions of a point.
         variant: how mixtures are drawn, `released` or `text` (see `mixtures.py`).
         test_points: points in a test set.
         test_sets: the number of test sets; a fifth of them is used during training.
         test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
-        test_seed: the seed of the test sets.
     """
 
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
     report = "setstream.tasks.clustering.report:add_report"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = RenamedModels(MODELS | RELEASED, MODELS.renamed)
+    models = RenamedModels(MODELS | RELEASED, MODELS.renamed)
 
-    def __init__(
-        self,
-        points: int = 512,
-        clusters: int = 4,
-        dim: int = 2,
-        variant: str = "released",
-        test_points: int = 1024,
-        test_sets: int = 1000,
-        test_chunk: int = 8,
-        test_seed: int = 1,
-    ) -> None:
-        self.points, self.clusters, self.dim, self.variant = points, clusters, dim, variant
-        self.test_points, self.test_sets, self.test_chunk, self.test_seed = test_points, test_sets, test_chunk, test_seed
+    points: int = 512
+    clusters: int = 4
+    dim: int = 2
+    variant: str = "released"
+    test_points: int = 1024
+    test_sets: int = 1000
+    test_chunk: int = 8
+    test_seed: int = 1
 
     def build(self, model: str, **options: object) -> SetModel:
         return super().build(model, **({"clusters": self.clusters, "dim": self.dim} | options))
@@ -69,17 +60,12 @@ class Clustering(Task):
         return {"points": self.draw(size, points, generator).points}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """The mean negative log-likelihood of the training points."""
         x = encode.sees(batch["points"])
-        head = cast(MixtureHead, model.head)
-        return negative_log_likelihood(*head.raw(encode(model.encoder, x)), x).mean()
-
-    def tests(self) -> list[Sample]:
-        """The test sets, in batches: the same for every model and seed."""
-        return self._tests
+        return model.head(encode(model.encoder, x)).nll(x).mean()
 
     @cached_property
-    def _tests(self) -> list[Sample]:
+    def tests(self) -> list[Sample]:
+        """The test sets, in batches: the same for every model and seed."""
         batches = []
         for start in range(0, self.test_sets, TEST_BATCH):
             generator = torch.Generator().manual_seed(mix(self.test_seed, start, 3))
@@ -88,7 +74,7 @@ class Clustering(Task):
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """NLL, oracle and gap, with sets in chunks; for models that are not consistent, also the NLL with whole sets."""
-        tests = self.tests()[: max(1, len(self.tests()) // 5)] if quick else self.tests()
+        tests = self.tests[: max(1, len(self.tests) // 5)] if quick else self.tests
         nll, oracle = self.nll(model, tests), torch.cat([test.oracle() for test in tests])
         metrics = {"nll": float(nll.mean()), "oracle": float(oracle.mean()), "gap": float((nll - oracle).mean())}
         if len(nll) > 1:
@@ -100,9 +86,8 @@ class Clustering(Task):
     @torch.no_grad()
     def nll(self, model: SetModel, tests: list[Sample], chunk: int | None = None) -> Tensor:
         """The NLL of each test set's points under the model's mixture; `chunk`: see `predict`."""
-        return torch.cat(
-            [self.predict(model, test.points, chunk).nll(test.points.to(model.encoder.device)) for test in tests]
-        ).cpu()
+        device = model.encoder.device
+        return torch.cat([self.predict(model, test.points, chunk).nll(test.points.to(device)) for test in tests]).cpu()
 
     def predict(self, model: SetModel, points: Tensor, chunk: int | None = None) -> DiagonalMixture:
         """The mixtures of sets of points (B, N, D), given in chunks of `test_chunk` points, or of `chunk`."""

@@ -16,11 +16,6 @@ from torch.distributions import Normal
 from setstream.gradients.streamed_loss import streamed_loss
 from setstream.nn.mlp import mlp
 
-# As in the paper's appendix.
-WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-#: As in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
-SMALLEST_SCALE = 0.1
-
 # With more places than this, the loss is streamed.
 STREAMED_FROM = 16_384
 
@@ -73,7 +68,6 @@ class Decoder(GaussianDecoder):
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
 
     def raw(self, read: Tensor, places: Tensor) -> Tensor:
-        """For r (B, width), or (B, 1, width), at places (B, T, 2)."""
         read = read.flatten(1)
         of_read, of_place = self.first.weight.split([read.shape[-1], 2 + 4 * self.waves.count], dim=1)
         # The part of the first layer that depends on r is the same for all places of an image.

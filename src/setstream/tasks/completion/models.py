@@ -2,90 +2,175 @@
 
     (place, colour) --four layers of 128--> features --pool--> z --body--> r (128,) --decoder at p--> mean and scale of a colour
 
-The paper's models share phi and the decoder and differ in the pool and its body; `umbc+anchors` is in anchored.py. Set
-functions that need their whole input are wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `waves` is
-for large images: see field.Waves.
+The paper's models share phi and the decoder and differ in the pool and its body. Set functions that need their whole input are
+wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `waves` is for large images: see field.Waves.
 
 `init` is the initialisation of phi and the decoder, which the paper does not give: torch's default ("torch"), with which
 features shrink from layer to layer, or He's ("he"), which keeps their size. Slots that see nearly equal features learn slowly.
+
+`umbc+anchors`: slots initialised as places of the image; each attends to its surroundings, each place to the slots near it.
+
+    γ(p)  = (sin 2^i πp, cos 2^i πp)_{i < waves}                       waves of a place, 4 waves numbers
+    φ(x)  = [γ(p), layers(γ(p), x)]                                    x = (p, colour), a pixel
+    l_kn  = s_h ⟨γ(a_k), γ(p_n)⟩,   z_k = LN(softmax_n(l_k) values)    UMBC, head h: anchors a_k on the image are its slots
+    r     = SABs(z)                                                    (K, width): the slots after self-attention
+    a(p)  = softmax_k(s_h ⟨γ(a_k), γ(p)⟩) (r W)                        what a place attends to
+    (μ, s) = layers(γ(p), a(p))
+
+⟨γ(a), γ(p)⟩ = Σ_i cos 2^i π(a - p), for x and for y, is largest at p = a; its exponential is a product of bumps around the
+anchor, wide in the first head and narrow in the last. This is the initialisation only: anchors and projections, and with them
+the sizes s_h, are learned.
+
+The paper's single vector per image limits the detail of large images; with slots, capacity grows with their number. It is still
+UMBC: pixels come in any chunks and can be removed.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn import SAB, DiffEM, FSPool, SetTransformer
-from setstream.nn.mlp import initialise, mlp
+from setstream.nn.mlp import begin_near, initialise, mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
 from setstream.pools.base import Pool
-from setstream.tasks.completion.anchored import AnchoredDecoder, AnchoredFeatures, anchored_slots, spread
-from setstream.tasks.completion.field import HEADS, LAYERS, SLOTS, SMALLEST_SCALE, WIDTH, Decoder, FieldHead, Waves
+from setstream.tasks.completion.field import Decoder, FieldHead, GaussianDecoder, Waves
+from setstream.tasks.registry import Builder, ShippedModels, variants
 
-Parts = Callable[..., tuple[Pool, nn.Module]]  # width, options of the pool -> the pool, and the body after it
-
-
-def completion_model(parts: Parts) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its body only, with the docstring of `parts`."""
-
-    def build(
-        channels: int = 3,
-        width: int = WIDTH,
-        smallest_scale: float = SMALLEST_SCALE,
-        waves: int = 0,
-        init: str = "torch",
-        **options: Any,
-    ) -> SetModel:
-        pool, body = parts(width, **options)
-        layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
-        decoder = Decoder(width, channels, smallest_scale, waves)
-        for module in (layers, decoder):
-            initialise(module, init)
-        encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
-        return SetModel(encoder, FieldHead(body, decoder))
-
-    build.__doc__ = parts.__doc__
-    return build
+# As in the paper's appendix.
+WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
+#: As in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
+SMALLEST_SCALE = 0.1
+# s_h of the first and of the last head; it grows by a constant factor from head to head.
+WIDEST, NARROWEST = 0.25, 2.0
+# width, options of the pool -> the pool, and the body after it
+Parts = tuple[Pool, nn.Module]
 
 
-def deepsets(width: int) -> tuple[Pool, nn.Module]:
+def completion_model(
+    parts: Callable[..., Parts],
+    channels: int = 3,
+    width: int = WIDTH,
+    smallest_scale: float = SMALLEST_SCALE,
+    waves: int = 0,
+    init: str = "torch",
+    **options: Any,
+) -> SetModel:
+    """A model of the paper with the pool and the body of `parts(width, **options)`."""
+    pool, body = parts(width, **options)
+    layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
+    decoder = Decoder(width, channels, smallest_scale, waves)
+    for module in (layers, decoder):
+        initialise(module, init)
+    encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
+    return SetModel(encoder, FieldHead(body, decoder))
+
+
+def deepsets(width: int) -> Parts:
     """Mean pooling: the original conditional neural process."""
     return DeepSets("mean"), nn.Identity()
 
 
-def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> tuple[Pool, nn.Module]:
+def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> Parts:
     """The Slot Set Encoder, the mean of its slots."""
     return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise, **options), nn.Identity()
 
 
-def sse_hierarchical(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> tuple[Pool, nn.Module]:
+def sse_hierarchical(width: int, num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> Parts:
     """Two stacked Slot Set Encoders, the second with one slot."""
     return HierarchicalSSE(width, (num_slots, 1), heads=HEADS, normalise=normalise, **options), nn.Identity()
 
 
-def fspool(width: int) -> tuple[Pool, nn.Module]:
+def fspool(width: int) -> Parts:
     """Featurewise sort pooling."""
     return ChunkMean(FSPool(width), width), nn.Identity()
 
 
-def diff_em(width: int, steps: int = 3) -> tuple[Pool, nn.Module]:
+def diff_em(width: int, steps: int = 3) -> Parts:
     """Differentiable EM, one head of five components."""
     pool = DiffEM(width, heads=1, components=5, steps=steps)
     return ChunkMean(pool, width), nn.Linear(pool.out_dim, width)
 
 
-def set_transformer(width: int) -> tuple[Pool, nn.Module]:
+def set_transformer(width: int) -> Parts:
     """Two SABs on the pixels, pooling by attention."""
     return ChunkMean(SetTransformer(width, HEADS), width), nn.Identity()
 
 
-def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> tuple[Pool, nn.Module]:
+def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> Parts:
     """UMBC with layer norm, two SABs on its slots, pooling by attention."""
     defaults: dict[str, Any] = {"slots": "gaussian", "norm_after": True}
     return UMBC(width, num_slots, heads=HEADS, **(defaults | options)), SetTransformer(width, HEADS)
+
+
+def spread(count: int) -> Tensor:
+    """Places (count, 2) evenly over [0, 1]², for any count: the R2 low-discrepancy sequence.
+
+    >>> spread(2)
+    tensor([[0.3774, 0.2849],
+            [0.1323, 0.8548]])
+    """
+    plastic = 1.324717957244746  # the root of x³ = x + 1
+    multiples = torch.arange(count, dtype=torch.float64, device="cpu").unsqueeze(1) + 0.5  # not every device has float64
+    steps = torch.tensor([plastic**-1, plastic**-2], dtype=torch.float64, device="cpu")
+    return (multiples * steps % 1).float().to(torch.get_default_device())
+
+
+def head_sizes(heads: int) -> Tensor:
+    """s_h (H,)."""
+    return torch.logspace(0, 1, heads, base=NARROWEST / WIDEST) * WIDEST
+
+
+class AnchoredFeatures(nn.Module):
+    """Pixels (..., 2 + channels) to features (..., 4 waves + width): the waves of their places, and layers on all of it."""
+
+    def __init__(self, waves: int, width: int, channels: int) -> None:
+        super().__init__()
+        self.waves = Waves(waves)
+        self.layers = mlp([4 * waves + 2 + channels, *[width] * LAYERS])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        rows = self.waves(pixels)
+        return torch.cat([rows[..., : 4 * self.waves.count], self.layers(rows)], -1)
+
+
+class AnchoredDecoder(GaussianDecoder):
+    """Rows (B, K, width), one per anchor, and places (B, T, 2) to mean and scale of each channel."""
+
+    def __init__(self, anchors: Tensor, waves: int, width: int, heads: int, channels: int, smallest_scale: float) -> None:
+        super().__init__(channels, smallest_scale)
+        self.waves, self.heads = Waves(waves), heads
+        count = 4 * waves
+        self.anchors = nn.Parameter(self.waves(anchors)[:, :count].clone())
+        self.query, self.key = nn.Linear(count, width, bias=False), nn.Linear(count, width, bias=False)
+        begin_near(self.query, self.key, head_sizes(heads), count)
+        self.value, self.place = nn.Linear(width, width), nn.Linear(count + 2, width)
+        self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))
+
+    def raw(self, read: Tensor, places: Tensor) -> Tensor:
+        of_place = self.waves(places)
+        queries = self._by_head(self.query(of_place[..., : self.anchors.shape[1]]))
+        keys = self._by_head(self.key(self.anchors).expand(len(read), -1, -1))
+        attended = F.scaled_dot_product_attention(queries, keys, self._by_head(self.value(read)))  # (B, H, T, width / H)
+        return self.rest(self.place(of_place) + attended.transpose(1, 2).flatten(2))
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+def anchored_slots(anchors: Tensor, waves: int, width: int, heads: int) -> UMBC:
+    """The pool over features (B, N, 4 waves + width), one slot per anchor (K, 2): (B, K, width)."""
+    used = 4 * waves
+    pool = UMBC(used + width, len(anchors), slot_dim=used, out_dim=width, heads=heads, slot_norm=False, norm_after=True)
+    with torch.no_grad():
+        pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
+    begin_near(pool.query, pool.key, head_sizes(heads), used)
+    return pool
 
 
 def umbc_anchors(
@@ -111,13 +196,7 @@ def umbc_anchors(
     return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
 
 
-MODELS: dict[str, Callable[..., SetModel]] = {
-    "deepsets": completion_model(deepsets),
-    "sse": completion_model(sse),
-    "sse-hierarchical": completion_model(sse_hierarchical),
-    "fspool": completion_model(fspool),
-    "diff-em": completion_model(diff_em),
-    "set-transformer": completion_model(set_transformer),
-    "umbc+set-transformer": completion_model(umbc_set_transformer),
-    "umbc+anchors": umbc_anchors,
-}
+_PARTS = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool, "diff-em": diff_em}
+_PARTS |= {"set-transformer": set_transformer, "umbc+set-transformer": umbc_set_transformer}
+MODELS: dict[str, Builder] = variants(completion_model, _PARTS) | {"umbc+anchors": umbc_anchors}
+pretrained = ShippedModels(__file__, MODELS)  # trained on the 32x32 images of CIFAR-10

@@ -1,50 +1,22 @@
 """The report of image completion runs: NLL against the size of the context, and pictures of completions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
-from setstream.report.page import Page
-from setstream.report.plotting import animate, plot_ranges, pyplot
-from setstream.report.runs import FinishedRun, by_label
-from setstream.report.tables import CONSISTENT, SEEDS, STEPS, add_runs, mean_of, metric
+from setstream.report.page import Page, animate, plot_ranges, pyplot
+from setstream.report.runs import CONSISTENT, SEEDS, STEPS, FinishedRun, add_runs, by_label, mean_of, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.task import Completion, places
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHOWN = ("umbc+set-transformer", "umbc+anchors")  # models whose completions are shown as pictures
 GALLERY = (50, 100, 200, 500, 1000)  # context sizes that are shown of a small image
 LARGE = 4096  # images of at least this many pixels are shown with the same shares of their pixels
 LARGEST_DEVIATION = 0.3  # in pictures; the standard deviation of a uniform distribution on [0, 1] is 0.29
 PICTURES = ("context", "mean", "uncertainty")
-
-
-def add_results(page: Page, runs: list[FinishedRun]) -> None:
-    """NLL by context of every kind of run."""
-    task = runs[0].task_as(Completion)
-    columns = CONSISTENT | {f"NLL at {n}": metric(f"nll_{n}") for n in task.test_contexts}
-    columns |= {"standard error": lambda group: f"{group[0].metrics.get('nll_error', float('nan')):.3f}"} | SEEDS | STEPS
-    note = f"Nats per pixel on {task.tests():,} test images, with the context in chunks of {task.test_chunk}."
-    note += " ± over seeds; the standard error is over images."
-    add_runs(page, by_label(runs), columns, note, order=mean_of(f"nll_{task.test_contexts[-1]}"))
-
-
-def contexts_figure(runs: list[FinishedRun]) -> Figure:
-    """NLL against the size of the context, a line per kind of run."""
-    figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
-    for label, group in by_label(runs).items():
-        sizes = group[0].task_as(Completion).test_contexts
-        plot_ranges(axis, {size: [run.metrics[f"nll_{size}"] for run in group] for size in sizes}, label)
-    axis.set(xlabel="pixels in the context", ylabel="NLL, nats per pixel")
-    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
-    return figure
 
 
 def show(axis: Any, picture: Tensor, title: str = "", label: str = "", **options: Any) -> None:
@@ -76,26 +48,18 @@ def show_completion(axes: Any, pixels: Tensor, count: int, field: Field, shape: 
     show(axes[2], deviation.mean(0, keepdim=True), label=labels[2], cmap="magma", vmax=LARGEST_DEVIATION)
 
 
-def context_sizes(pixels: int) -> list[int]:
-    """The context sizes that are shown of an image with this many pixels.
-
-    >>> context_sizes(28 * 28), context_sizes(256 * 256)
-    ([50, 100, 200, 500], [3200, 6400, 12800, 32000, 64000])
-    """
-    return [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
-
-
-def image_numbers(task: Completion, images: int) -> list[int]:
-    """The numbers of at most `images` test images, evenly spaced: neighbours may show one scene."""
-    images = min(images, task.tests())
-    return [task.tests() * number // images for number in range(images)]
+def shown_images(task: Completion, images: int) -> tuple[list[int], tuple[int, ...], list[int]]:
+    """The numbers of some test images, evenly spaced (neighbours may show one scene), their shape, and sizes of contexts."""
+    images, shape = min(images, task.tests()), tuple(task.images["test"].pixels.shape[1:])
+    pixels = shape[1] * shape[2]
+    sizes = [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
+    return [task.tests() * number // images for number in range(images)], shape, sizes
 
 
 @torch.no_grad()
-def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure:
+def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
     """For some test images: context, mean, uncertainty, for growing contexts, and the truth."""
-    shape, numbers = tuple(task.images["test"].pixels.shape[1:]), image_numbers(task, images)
-    sizes = context_sizes(shape[1] * shape[2])
+    numbers, shape, sizes = shown_images(task, images)
     grid = (3 * len(numbers), len(sizes) + 1)
     figure, axes = pyplot().subplots(*grid, figsize=(1.25 * grid[1], 1.2 * grid[0]), constrained_layout=True, squeeze=False)
     for row, number in enumerate(numbers):
@@ -112,12 +76,11 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Figure
 @torch.no_grad()
 def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int = 20) -> bytes:
     """The completion of some test images while their pixels stream in; no pixel is read twice."""
-    shape, numbers = tuple(task.images["test"].pixels.shape[1:]), image_numbers(task, images)
+    numbers, shape, sizes = shown_images(task, images)
     pixels = [task.test_pixels(number, number + 1) for number in numbers]
     figure, axes = pyplot().subplots(3, len(numbers), figsize=(1.6 * len(numbers), 4.9), squeeze=False)
     figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
-    total = context_sizes(shape[1] * shape[2])[-1]
-    ends = [0, *(max(1, round(total ** ((frame + 1) / frames))) for frame in range(frames))]
+    ends = [0, *(max(1, round(sizes[-1] ** ((frame + 1) / frames))) for frame in range(frames))]
     streams = [model.stream(chunks=AVERAGE) for _ in numbers]
 
     def draw(frame: int) -> None:
@@ -131,9 +94,20 @@ def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int
 
 def add_report(page: Page, runs: list[FinishedRun]) -> None:
     """Tables, figures and pictures of finished runs on one data set."""
+    groups, task = by_label(runs), runs[0].task_as(Completion)
+    columns = CONSISTENT | {f"NLL at {n}": metric(f"nll_{n}") for n in task.test_contexts}
+    columns |= {"standard error": lambda group: f"{group[0].metrics.get('nll_error', float('nan')):.3f}"} | SEEDS | STEPS
+    note = f"Nats per pixel on {task.tests():,} test images, with the context in chunks of {task.test_chunk}."
+    note += " ± over seeds; the standard error is over images."
     page.section("Results")
-    add_results(page, runs)
-    page.figure(contexts_figure(runs), "NLL by the size of the context; means over seeds, bars from the lowest to the highest")
+    add_runs(page, groups, columns, note, order=mean_of(f"nll_{task.test_contexts[-1]}"))
+    figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
+    for label, group in groups.items():
+        sizes = group[0].task_as(Completion).test_contexts
+        plot_ranges(axis, {size: [run.metrics[f"nll_{size}"] for run in group] for size in sizes}, label)
+    axis.set(xlabel="pixels in the context", ylabel="NLL, nats per pixel")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
+    page.figure(figure, "NLL by the size of the context; means over seeds, bars from the lowest to the highest")
     for name in SHOWN:
         best = min((run for run in runs if run.config.model == name), key=lambda run: run.metrics["nll"], default=None)
         if best is not None:

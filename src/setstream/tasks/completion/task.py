@@ -6,9 +6,8 @@
 The image is the label, and the context is a part of it.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
-from setstream.tasks.prediction import predict_in_chunks
+from setstream.tasks.registry import predict_in_chunks
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -50,12 +49,12 @@ def choose(pixels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return pixels.gather(1, order.unsqueeze(-1).expand(-1, -1, pixels.shape[-1]))
 
 
+@dataclass(eq=False)
 class Completion(Task):
     """Images from some of their pixels.
 
     Args:
         data: cifar10, mnist, celeba or folder; the last two are read from `folder`.
-        folder: where the images are.
         side: the images of a folder, and faces, are resized to side x side.
         fewest: pixels in the smallest training context; its size is drawn at each step.
         most: pixels in the largest training context.
@@ -63,36 +62,32 @@ class Completion(Task):
         test_images: the number of test images; a fifth of them is used during training.
         test_contexts: the context sizes that are tested; the metric `nll` is their mean.
         test_chunk: pixels per chunk of the context in a test.
-        test_seed: the seed of the test contexts.
     """
 
     name = "completion"
     summary = "images from a set of their pixels, as a conditional neural process (NLL per pixel)"
     report = "setstream.tasks.completion.report:add_report"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+    models = MODELS
 
-    def __init__(
-        self,
-        data: str = "cifar10",
-        folder: str | None = None,
-        side: int = 32,
-        fewest: int = 100,
-        most: int = 500,
-        targets: int = 0,
-        test_images: int = 1000,
-        test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500),
-        test_chunk: int = 100,
-        test_seed: int = 1,
-    ) -> None:
-        if data not in DATA:
-            raise ConfigurationError(f"unknown data {data!r}: choose one of {', '.join(DATA)}")
-        if data in ("celeba", "folder") and folder is None:
-            raise ConfigurationError(f"the data {data!r} are read from a folder: give task.folder=PATH")
-        if not 1 <= fewest <= most:
-            raise ConfigurationError(f"context sizes need 1 <= fewest <= most; got {fewest} and {most}")
-        self.data, self.folder, self.side, self.fewest, self.most, self.targets = data, folder, side, fewest, most, targets
-        self.test_images, self.test_contexts, self.test_chunk = test_images, list(test_contexts), test_chunk
-        self.test_seed = test_seed
+    data: str = "cifar10"
+    folder: str | None = None
+    side: int = 32
+    fewest: int = 100
+    most: int = 500
+    targets: int = 0
+    test_images: int = 1000
+    test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500)
+    test_chunk: int = 100
+    test_seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.data not in DATA:
+            raise ConfigurationError(f"unknown data {self.data!r}: choose one of {', '.join(DATA)}")
+        if self.data in ("celeba", "folder") and self.folder is None:
+            raise ConfigurationError(f"the data {self.data!r} are read from a folder: give task.folder=PATH")
+        if not 1 <= self.fewest <= self.most:
+            raise ConfigurationError(f"context sizes need 1 <= fewest <= most; got {self.fewest} and {self.most}")
+        self.test_contexts = list(self.test_contexts)
 
     @cached_property
     def images(self) -> dict[str, Images]:
@@ -101,13 +96,8 @@ class Completion(Task):
             return REGISTRY[self.data]()
         return (celeba if self.data == "celeba" else pictures)(self.folder, self.side)
 
-    @property
-    def channels(self) -> int:
-        """Channels of a pixel, without reading the images."""
-        return 1 if self.data == "mnist" else 3
-
     def build(self, model: str, **options: object) -> SetModel:
-        return super().build(model, **({"channels": self.channels} | options))
+        return super().build(model, **({"channels": 1 if self.data == "mnist" else 3} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images: a context of each, and the pixels for the loss."""
@@ -120,9 +110,7 @@ class Completion(Task):
         return {"context": context, "targets": choose(pixels, self.targets, generator) if wanted else pixels}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Nats per pixel."""
-        field: Field = model.head(encode(model.encoder, batch["context"]))
-        return field.nll(batch["targets"]).mean()
+        return model.head(encode(model.encoder, batch["context"])).nll(batch["targets"]).mean()
 
     def test_pixels(self, start: int, stop: int) -> Tensor:
         """Test images as pixels, each in another random order: its first n pixels are its context of size n."""
@@ -131,7 +119,6 @@ class Completion(Task):
         return choose(pixels, pixels.shape[1], generator)
 
     def tests(self) -> int:
-        """The number of test images."""
         return min(self.test_images, len(self.images["test"]))
 
     @torch.no_grad()

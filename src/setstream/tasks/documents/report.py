@@ -1,30 +1,17 @@
 """The report of document runs: F1, memory and time, and F1 by the length of the document."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
-from setstream.report.costs import kept_bytes
-from setstream.report.page import Page
-from setstream.report.plotting import pyplot
-from setstream.report.runs import FinishedRun, by_label, group_by
-from setstream.report.tables import CONSISTENT, SEEDS, Columns, add_runs, mean_of, metric
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import CONSISTENT, SEEDS, FinishedRun, add_runs, by_label, group_by, kept_bytes, mean_of, metric
 from setstream.tasks.documents.task import Documents
 from setstream.training.task import Encode
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-METRICS: Columns = {
-    "micro F1": metric("micro_f1"),
-    "macro F1": metric("macro_f1"),
-    "micro F1, tuned τ": metric("micro_f1_tuned"),
-    "macro F1, tuned τ": metric("macro_f1_tuned"),
-}
+TUNED = {"": "", "_tuned": ", tuned τ"}
+METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
 
 
 def corpus_of(run: FinishedRun) -> str:
@@ -43,16 +30,16 @@ def last_stages(runs: list[FinishedRun]) -> list[FinishedRun]:
     return [run for run in runs if run.folder.name not in begun]
 
 
-def kept_mib(run: FinishedRun) -> float:
+def kept_mib(group: list[FinishedRun]) -> str:
     """What one training step keeps for its backward pass, in MiB, without weights and optimiser state."""
-    config, task, model = run.config, run.task_as(Documents), run.model().train()
+    config, task, model = group[0].config, group[0].task_as(Documents), group[0].model().train()
     batch = task.batch(0, config.batch, torch.Generator())
     encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, features=config.features)
-    return kept_bytes(lambda: task.loss(model, batch, encode), model.parameters()) / 2**20
+    return f"{kept_bytes(lambda: task.loss(model, batch, encode), model.parameters()) / 2**20:.0f}"
 
 
-def add_results(page: Page, runs: list[FinishedRun], every: list[FinishedRun]) -> None:
-    """F1 at 0.5 and at the tuned threshold, memory and time, of every kind of run; `every`: with first stages."""
+def add_corpus(page: Page, every: list[FinishedRun]) -> None:
+    """The statistics of a corpus; F1, memory and time of every kind of run, with its first stage; F1 by length."""
 
     def stages(run: FinishedRun) -> list[FinishedRun]:
         return [*(other for other in every if other.folder.name == first_stage(run)), run]
@@ -60,33 +47,28 @@ def add_results(page: Page, runs: list[FinishedRun], every: list[FinishedRun]) -
     def minutes(group: list[FinishedRun]) -> str:
         return f"{statistics.mean(sum(stage.seconds() for stage in stages(run)) for run in group) / 60:.1f}"
 
-    columns: Columns = CONSISTENT | METRICS
+    task, groups = every[0].task_as(Documents), by_label(last_stages(every))
+    numbers = task.statistics()
+    page.table(list(numbers), [[f"{number:,.1f}".removesuffix(".0") for number in numbers.values()]])
+    columns = CONSISTENT | METRICS
     columns |= {"micro F1, 95%": lambda group: "{micro_f1_low:.3f} to {micro_f1_high:.3f}".format(**group[0].metrics)}
-    columns |= {"MiB kept": lambda group: f"{kept_mib(group[0]):.0f}", "minutes": minutes} | SEEDS
+    columns |= {"MiB kept": kept_mib, "minutes": minutes} | SEEDS
     columns |= {"steps": lambda group: " + ".join(f"{stage.config.steps:,}" for stage in stages(group[0]))}
-    note = f"{len(runs[0].task_as(Documents).splits['test']):,} test documents. ± over seeds; the interval is the first seed's,"
+    note = f"{len(task.splits['test']):,} test documents. ± over seeds; the interval is the first seed's,"
     note += " over test documents. MiB kept: by autograd for one batch. Minutes: of training, all stages."
-    add_runs(page, by_label(runs), columns, note, order=lambda group: -mean_of("micro_f1")(group))
-
-
-def lengths_figure(runs: list[FinishedRun]) -> Figure:
-    """Micro F1 against the length of the document, a line per kind of run."""
+    add_runs(page, groups, columns, note, order=lambda group: -mean_of("micro_f1")(group))
     figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
-    task = runs[0].task_as(Documents)
     medians = [int(task.lengths("test")[rows].median()) for rows in task.fifths()]
-    for label, group in by_label(runs).items():
+    for label, group in groups.items():
         means = [mean_of(f"micro_f1_fifth_{number + 1}")(group) for number in range(len(medians))]
         axis.plot(medians, means, "o-", markersize=3, label=label)
     axis.set(xscale="log", xlabel="tokens of a test document (median of a fifth of them)", ylabel="micro F1")
     figure.legend(loc="outside lower center", ncols=2, fontsize=7)
-    return figure
+    page.figure(figure, "Micro F1 against the length of the document")
 
 
 def add_report(page: Page, runs: list[FinishedRun]) -> None:
-    """For each corpus: its statistics, the results, and F1 by the length of the document."""
+    """A section for each corpus."""
     for corpus, every in group_by(runs, corpus_of).items():
         page.section(f"Documents: {corpus}")
-        numbers = every[0].task_as(Documents).statistics()
-        page.table(list(numbers), [[f"{number:,.1f}".removesuffix(".0") for number in numbers.values()]])
-        add_results(page, last_stages(every), every)
-        page.figure(lengths_figure(last_stages(every)), "Micro F1 against the length of the document")
+        add_corpus(page, every)

@@ -4,25 +4,23 @@ loss = mean over documents of  - Σ_l ( y_l log σ(z_l) + (1 - y_l) log(1 - σ(z
 ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, or the τ with the best micro F1 on the validation documents
 """
 
-from collections.abc import Callable
+import statistics
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
-from setstream.tasks.documents.eurlex import eurlex
+from setstream.tasks.documents.corpora import eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals, summary
-from setstream.tasks.documents.models import MODELS, initialise_bias
-from setstream.tasks.documents.pubmed import pubmed
-from setstream.tasks.documents.reuters import reuters
-from setstream.tasks.documents.rfcs import rfcs
-from setstream.tasks.documents.tokens import Split, Tokens, labelled, statistics_of, tokens_of
+from setstream.tasks.documents.models import MODELS
+from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
 from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
@@ -31,6 +29,7 @@ CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (
 TEST_BATCH = 8
 
 
+@dataclass(eq=False)
 class Documents(Task):
     """Documents of a corpus, as sets of token ids.
 
@@ -50,52 +49,50 @@ class Documents(Task):
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
     report = "setstream.tasks.documents.report:add_report"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+    models = MODELS
 
-    def __init__(
-        self,
-        corpus: str = "reuters",
-        folder: str | None = None,
-        bert: str = "minilm",
-        fewest_words: int | None = None,
-        label_minimum: int | None = None,
-        inverted: bool = True,
-        longest: int | None = None,
-        test_chunk: int = 1000,
-        quick: int = 400,
-    ) -> None:
+    corpus: str = "reuters"
+    folder: str | None = None
+    bert: str = "minilm"
+    fewest_words: int | None = None
+    label_minimum: int | None = None
+    inverted: bool = True
+    longest: int | None = None
+    test_chunk: int = 1000
+    quick: int = 400
+
+    def __post_init__(self) -> None:
+        corpus, folder = self.corpus, self.folder
         if corpus not in CORPORA:
             raise ConfigurationError(f"unknown corpus {corpus!r}: choose one of {', '.join(CORPORA)}")
         if corpus == "eurlex" and folder is None:
             raise ConfigurationError("the corpus eurlex is read from a folder: give task.folder=PATH")
         if corpus == "reuters" and folder is not None:
             raise ConfigurationError("the corpus reuters is fetched, and cannot be read from a folder: remove task.folder")
-        if corpus != "eurlex" and not inverted:
+        if corpus != "eurlex" and not self.inverted:
             raise ConfigurationError(f"inverted is an option of eurlex only; remove it for {corpus}")
-        for name, number in {"longest": longest, "test_chunk": test_chunk, "quick": quick}.items():
+        for name in ("longest", "test_chunk", "quick"):
+            number = getattr(self, name)
             if number is not None and number < 1:
                 raise ConfigurationError(f"{name} must be at least 1; got {number}")
-        words, minimum = CORPORA[corpus]
-        self.corpus, self.folder, self.bert, self.inverted, self.longest = corpus, folder, bert, inverted, longest
-        self.test_chunk, self.quick = test_chunk, quick
-        self.fewest_words = words if fewest_words is None else fewest_words
-        self.label_minimum = minimum if label_minimum is None else label_minimum
 
     @cached_property
     def tokens(self) -> Tokens:
         """All documents; tokenised at the first use, then read from the cache."""
+        fewest = CORPORA[self.corpus][0] if self.fewest_words is None else self.fewest_words
         if self.corpus == "reuters":
-            corpus = reuters(self.fewest_words)
+            corpus = reuters(fewest)
         elif self.corpus == "eurlex" and self.folder is not None:
-            corpus = eurlex(self.folder, self.fewest_words, self.inverted)
+            corpus = eurlex(self.folder, fewest, self.inverted)
         else:
-            corpus = (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, self.fewest_words)
+            corpus = (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, fewest)
         return tokens_of(corpus, tokenizer_of(self.bert))
 
     @cached_property
     def _labelled(self) -> tuple[list[str], dict[str, Split]]:
+        minimum = CORPORA[self.corpus][1] if self.label_minimum is None else self.label_minimum
         with torch.device("cpu"):  # also while a model is built on the meta device
-            return labelled(self.tokens, self.label_minimum)
+            return labelled(self.tokens, minimum)
 
     @property
     def labels(self) -> list[str]:
@@ -104,12 +101,22 @@ class Documents(Task):
 
     @property
     def splits(self) -> dict[str, Split]:
-        """train, val and test."""
         return self._labelled[1]
 
     def statistics(self) -> dict[str, float]:
         """Sizes of the corpus: documents, labels, words."""
-        return statistics_of(self.tokens, self.labels, self.splits)
+        used = [index for split in self.splits.values() for index in split.index]
+        lengths = [self.tokens.length(index) for index in used]
+        numbers: dict[str, float] = {
+            "documents": len(self.tokens.about),
+            "without a kept label": len(self.tokens.about) - len(used),
+        }
+        numbers |= {name: len(split.index) for name, split in self.splits.items()} | {"labels": len(self.labels)}
+        carried = torch.cat([split.labels for split in self.splits.values()]).sum(1).float()
+        numbers |= {"labels per document": float(carried.mean())}
+        numbers |= {"words, mean": statistics.mean(self.tokens.about[index]["words"] for index in used)}
+        numbers |= {"tokens, mean": statistics.mean(lengths), "tokens, median": statistics.median(lengths)}
+        return numbers | {"tokens, most": max(lengths)}
 
     def documents(self, indices: list[int]) -> list[Tensor]:
         """The token ids of documents, up to `longest` of each."""
@@ -123,7 +130,9 @@ class Documents(Task):
         """One of the models, for these labels; its output bias is initialised to their log-odds in the training set."""
         built = super().build(model, **({"labels": len(self.labels), "bert": self.bert} | options))
         train = self.splits["train"].labels
-        initialise_bias(built, (train.sum(0) + 0.5) / (len(train) + 1.0))
+        last = [layer for layer in built.head.modules() if isinstance(layer, nn.Linear)][-1]
+        with torch.no_grad():  # to learn it would take hundreds of steps
+            last.bias.copy_(((train.sum(0) + 0.5) / (len(train) + 1.0)).logit())
         return built
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
@@ -133,7 +142,6 @@ class Documents(Task):
         return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """Cross-entropy, summed over the labels."""
         if not model.encoder.pool.consistent and (encode.gradient != "full" or encode.group is not None):
             option = f"gradient = full, not {encode.gradient}" if encode.group is None else "parallel = data, not set"
             raise ConfigurationError(f"this model reads whole documents in order: train it with {option}")

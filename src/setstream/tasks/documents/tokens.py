@@ -5,14 +5,18 @@
                                      documents.json   id, labels, split and words of each
 
 The digest covers the corpus and the tokenizer. There are no special tokens: models add their own.
+
+    labels kept = { l : at least `label_minimum` training documents carry l }          0: all labels
+
+A document without a kept label is left out, and counted.
 """
 
 import hashlib
 import json
 import os
 import shutil
-import statistics
 import tempfile
+from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,7 +28,7 @@ from torch import Tensor
 
 from setstream._utils.registry import cache_folder
 from setstream.errors import DataError
-from setstream.tasks.documents.corpus import SPLITS, Corpus, label_set, words
+from setstream.tasks.documents.corpora import Corpus
 
 BATCH = 256  # documents per call of the tokenizer
 
@@ -45,7 +49,6 @@ class Tokens:
         return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]][:longest].astype(np.int64))
 
     def length(self, index: int) -> int:
-        """How many tokens a document has."""
         return int(self.offsets[index + 1] - self.offsets[index])
 
 
@@ -75,7 +78,7 @@ def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
                 for ids in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
                     np.asarray(ids, dtype).tofile(file)
                     lengths.append(len(ids))
-                about += [{"id": d.id, "labels": d.labels, "split": d.split, "words": words(d.text)} for d in batch]
+                about += [{"id": d.id, "labels": d.labels, "split": d.split, "words": len(d.text.split())} for d in batch]
         if not sum(lengths):
             raise DataError(f"{corpus.name}: all documents are empty")
         np.save(folder / "tokens.npy", np.memmap(Path(temporary) / "flat", dtype, "r"))
@@ -101,39 +104,26 @@ class Split:
 
 
 def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, Split]]:
-    """The kept labels, and the documents with at least one of them, by split."""
-    names = label_set(((about["split"], tuple(about["labels"])) for about in tokens.about), label_minimum)
+    """The kept labels, sorted, and the documents with at least one of them, by split."""
+    counts: Counter[str] = Counter()
+    for about in tokens.about:
+        counts.update(dict.fromkeys(about["labels"], int(about["split"] == "train")))
+    names = sorted(label for label, count in counts.items() if count >= label_minimum)
+    if not names:
+        most = max(counts.values(), default=0)
+        raise DataError(f"no label has {label_minimum} training documents (the most frequent has {most}): lower label_minimum")
     columns = {name: column for column, name in enumerate(names)}
     splits = {}
-    for split in SPLITS:
-        kept = [
-            (index, carried)
+    for split in ("train", "val", "test"):
+        carried = {
+            index: [columns[label] for label in about["labels"] if label in columns]
             for index, about in enumerate(tokens.about)
             if about["split"] == split and tokens.length(index)
-            if (carried := [columns[label] for label in about["labels"] if label in columns])
-        ]
+        }
+        kept = [index for index in carried if carried[index]]
         if not kept:
             raise DataError(f"no document of the split {split} has one of the {len(names)} labels: lower label_minimum")
-        labels = torch.zeros(len(kept), len(names), dtype=torch.bool)
-        for row, (_, carried) in enumerate(kept):
-            labels[row, carried] = True
-        splits[split] = Split([index for index, _ in kept], labels)
+        splits[split] = Split(kept, torch.zeros(len(kept), len(names), dtype=torch.bool))
+        for row, index in enumerate(kept):
+            splits[split].labels[row, carried[index]] = True
     return names, splits
-
-
-def statistics_of(tokens: Tokens, names: list[str], splits: dict[str, Split]) -> dict[str, float]:
-    """The sizes of a corpus."""
-    used = [index for split in splits.values() for index in split.index]
-    lengths = [tokens.length(index) for index in used]
-    carried = torch.cat([split.labels for split in splits.values()])
-    return {
-        "documents": len(tokens),
-        "without a kept label": len(tokens) - len(used),
-        **{name: len(split) for name, split in splits.items()},
-        "labels": len(names),
-        "labels per document": float(carried.sum(1).float().mean()),
-        "words, mean": statistics.mean(tokens.about[index]["words"] for index in used),
-        "tokens, mean": statistics.mean(lengths),
-        "tokens, median": statistics.median(lengths),
-        "tokens, most": max(lengths),
-    }

@@ -15,9 +15,7 @@ Attention is also high on elements that count against the label. Gradients of th
 confident model is saturated, and its gradients are noise.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -36,6 +34,8 @@ from setstream.tasks.mil.models import BagHead, BothStreams
 
 #: The names of the scores.
 SCORES = ("evidence", "alone", "attention", "instance")
+#: Features (n, in_dim) to one number (n,) for each.
+Weigh = Callable[[Tensor], Tensor]
 #: Bags of one element per call of the head: each is as large as the slots of a whole bag.
 SINGLES = 64
 
@@ -62,85 +62,49 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         chunk_size: elements per chunk.
         scores: the names of the scores to compute (see `SCORES`); all that the model has by default.
     """
-    encoder = model.encoder
-    pool = encoder.pool
+    encoder, pool = model.encoder, model.encoder.pool
     device = encoder.device or torch.device("cpu")
     with evaluating(model):
+        pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
         if pool.consistent:
             state = encoder.empty(1)
             for chunk in source.chunks(chunk_size):
                 state = encoder.update(state, chunk.to(device)[None])
-            logits = model.finalize(state)
-            rules = _chosen(_rules(model, _streamed_attention(pool, state)), scores)
-            pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
-            return Scores(logits[0].cpu(), _filled(rules, pieces, len(source)))
-        if not len(source):
+            logits, attention = model.finalize(state), _streamed_attention(pool, state)
+        elif not len(source):
             raise DataError(f"{source.id or 'this bag'} has no elements, and this model needs at least one")
-        whole = torch.cat([encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size)])
-        logits = model.head(pool(whole[None]))
-        rules = _chosen(_rules(model, _whole_attention(pool)), scores)
-        return Scores(logits[0].cpu(), _filled(rules, iter([whole]), len(whole)))
-
-
-def _filled(rules: dict[str, Rule], pieces: Iterator[Tensor], count: int) -> dict[str, Tensor]:
-    """The scores of all elements, written in place."""
-    filled = {name: torch.empty(count) for name in SCORES if name in rules}
-    start = 0
-    for features in pieces:
-        stop = start + len(features)
-        known: dict[str, Tensor] = {}
-        for name, rule in rules.items():
-            known[name] = rule(features, known)
-            filled[name] = filled[name].to(known[name].dtype)  # float64 models have float64 scores
-            filled[name][start:stop] = known[name]
-        start = stop
-    return filled
-
-
-# Features (n, in_dim) to weights (n,).
-Weigh = Callable[[Tensor], Tensor]
-# Features (n, in_dim), and the scores that were computed before, to one score (n,).
-Rule = Callable[[Tensor, dict[str, Tensor]], Tensor]
-
-
-def _rules(model: SetModel, weigh: Weigh | None) -> dict[str, Rule]:
-    """How each score of a model is computed. `evidence` comes after the scores that it is made of."""
-    pool = model.encoder.pool
-    alone = _alone(model)
-    rules: dict[str, Rule] = {"alone": lambda features, _: alone(features)}
-    if weigh is not None:
-        rules["attention"] = lambda features, _: weigh(features)
-    rules["evidence"] = lambda _, known: known["alone"].sigmoid() * known.get("attention", 1.0)
-    stream = pool.pools["instance"] if isinstance(pool, Parallel) and "instance" in pool.pools else None
-    if isinstance(stream, Projected):
-        rules["instance"] = lambda features, _: stream.module(features)[:, 0]
-    return rules
-
-
-def _chosen(rules: dict[str, Rule], scores: Collection[str] | None) -> dict[str, Rule]:
-    """The rules of the requested scores, and of those that they are made of."""
-    missing = [name for name in scores or () if name not in rules]
-    if missing:
-        raise ConfigurationError(
-            f"this model has no {missing[0]!r} scores; it has {', '.join(name for name in SCORES if name in rules)}"
-        )
-    wanted = set(rules if scores is None else scores)
-    wanted |= {"alone", "attention"} if "evidence" in wanted else set()
-    return {name: rule for name, rule in rules.items() if name in wanted}
+        else:
+            whole = torch.cat(list(pieces))
+            logits, attention, pieces = model.head(pool(whole[None])), _whole_attention(pool), (rows for rows in [whole])
+        rules = {"alone": _alone(model)} | ({} if attention is None else {"attention": attention})
+        stream = pool.pools["instance"] if isinstance(pool, Parallel) and "instance" in pool.pools else None
+        if isinstance(stream, Projected):
+            rules["instance"] = lambda features: stream.module(features)[:, 0]
+        known = [name for name in SCORES if name in rules or name == "evidence"]
+        missing = [name for name in scores or () if name not in known]
+        if missing:
+            raise ConfigurationError(f"this model has no {missing[0]!r} scores; it has {', '.join(known)}")
+        wanted = set(known if scores is None else scores)
+        wanted |= {"alone", "attention"} if "evidence" in wanted else set()
+        parts: dict[str, list[Tensor]] = {name: [torch.empty(0)] for name in known if name in wanted}
+        for features in pieces:
+            values = {name: rule(features) for name, rule in rules.items() if name in wanted}
+            if "evidence" in wanted:
+                values["evidence"] = values["alone"].sigmoid() * values.get("attention", 1.0)
+            for name, value in values.items():
+                parts[name].append(value.cpu())
+        return Scores(logits[0].cpu(), {name: torch.cat(values) for name, values in parts.items()})
 
 
 def _alone(model: SetModel) -> Weigh:
     """The bag logit of each element as a bag with one element."""
     pool, head = model.encoder.pool, model.head
     bag = _bag_pool(pool)
-    if isinstance(bag, UMBC) and _equal_slots(bag) and isinstance(head, BagHead) and _ignores_repeats(head.decoder):
+    # Whether all slots of a bag with one element hold its value, and the head counts equal slots as one.
+    equal_slots = type(bag) is UMBC and bag.activation.normalise and not bag.slot_residual
+    if isinstance(bag, UMBC) and equal_slots and isinstance(head, BagHead) and _ignores_repeats(head.decoder):
         return lambda features: head.decoder(bag.norm(bag.value(features)).unsqueeze(1))[:, -1]
     return lambda features: torch.cat([model.head(pool(rows.unsqueeze(1)))[:, -1] for rows in features.split(SINGLES)])
-
-
-def _equal_slots(pool: UMBC) -> bool:
-    """Whether all slots of a bag with one element hold its value."""
-    return type(pool) is UMBC and pool.activation.normalise and not pool.slot_residual
 
 
 def _ignores_repeats(decoder: nn.Module) -> bool:

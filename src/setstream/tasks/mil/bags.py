@@ -1,10 +1,9 @@
 """Bags with labels: the classic benchmarks, bags in files, and cross-validation folds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -28,23 +27,20 @@ class Bags:
     def __len__(self) -> int:
         return len(self.bags)
 
-    def select(self, index: list[int]) -> Bags:
-        """Some of the bags."""
-        return Bags([self.bags[i] for i in index], self.labels[index])
+    def select(self, index: list[int]) -> Self:
+        return replace(self, bags=[self.bags[i] for i in index], labels=self.labels[index])
 
-    def standardised(self, like: Bags) -> Bags:
+    def standardised(self, like: Self) -> Self:
         """The bags with features standardised by the means and standard deviations of the instances in `like`."""
         rows = torch.cat(like.tensors())
         mean, std = rows.mean(0), rows.std(0)
         std = torch.where(std > 0, std, 1.0)
-        return Bags([(bag - mean) / std for bag in self.tensors()], self.labels)
+        return replace(self, bags=[(bag - mean) / std for bag in self.tensors()])
 
     def tensors(self) -> list[Tensor]:
-        """All bags, in memory."""
         return [bag if isinstance(bag, Tensor) else bag.tensor() for bag in self.bags]
 
     def shape(self) -> tuple[int, ...]:
-        """The shape of an instance."""
         bag = self.bags[0]
         return tuple(bag.shape[1:] if isinstance(bag, Tensor) else bag.shape)
 

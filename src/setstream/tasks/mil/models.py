@@ -24,8 +24,10 @@ from setstream.nn.mlp import mlp
 from setstream.nn.set_transformer import set_transformer_head
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, Parallel, Projected
 from setstream.pools.base import Pool
+from setstream.tasks.registry import variants
 
 WIDTH, HEADS, SLOTS = 128, 4, 64
+UMBC_OPTIONS: dict[str, Any] = {"num_slots": SLOTS, "heads": HEADS}
 
 
 class BagHead(nn.Module):
@@ -58,89 +60,74 @@ def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
 
 
 # width of the features, options of the pool -> the pool, and the decoder after it that ends in one logit
-Parts = Callable[..., tuple[Pool, nn.Module]]
+Parts = tuple[Pool, nn.Module]
 
 
-def bag_model(parts: Parts) -> Callable[..., SetModel]:
-    """A builder of models that differ in their pool and its decoder only, with the docstring of `parts`."""
-
-    def build(
-        in_dim: int | None = None,
-        widths: list[int] | None = None,
-        two_stream: bool = False,
-        backbone: str | None = None,
-        weights: str | None = None,
-        backbone_options: dict[str, Any] | None = None,
-        dropout: float = 0.0,
-        **options: Any,
-    ) -> SetModel:
-        network: nn.Module = nn.Identity()
-        if backbone is not None:
-            network = named_backbone(backbone, weights, **(backbone_options or {}))
-            in_dim = cast(int, network.out_dim)
-        elif in_dim is None:
-            raise ConfigurationError("instances that are not vectors need a backbone, such as model.backbone=resnet18")
-        layers = [in_dim, *([WIDTH] if widths is None else widths)]
-        phi, width = phi_of(network, mlp(layers, dropout)), layers[-1]
-        pool, decoder = parts(width, **options)
-        if two_stream:
-            pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
-        return SetModel(SetEncoder(phi, pool, cast_input=backbone is None), BagHead(decoder))  # a backbone takes bytes
-
-    build.__doc__ = parts.__doc__
-    return build
+def bag_model(
+    parts: Callable[..., Parts],
+    in_dim: int | None = None,
+    widths: list[int] | None = None,
+    two_stream: bool = False,
+    backbone: str | None = None,
+    weights: str | None = None,
+    backbone_options: dict[str, Any] | None = None,
+    dropout: float = 0.0,
+    **options: Any,
+) -> SetModel:
+    """A bag classifier with the pool and the decoder of `parts(width, **options)`."""
+    network: nn.Module = nn.Identity()
+    if backbone is not None:
+        network = named_backbone(backbone, weights, **(backbone_options or {}))
+        in_dim = cast(int, network.out_dim)
+    elif in_dim is None:
+        raise ConfigurationError("instances that are not vectors need a backbone, such as model.backbone=resnet18")
+    layers = [in_dim, *([WIDTH] if widths is None else widths)]
+    phi, width = phi_of(network, mlp(layers, dropout)), layers[-1]
+    pool, decoder = parts(width, **options)
+    if two_stream:
+        pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
+    return SetModel(SetEncoder(phi, pool, cast_input=backbone is None), BagHead(decoder))  # a backbone takes bytes
 
 
-def _two_layers(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+def _two_layers(width: int, in_dim: int | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(in_dim or width, width), nn.ReLU(), nn.Linear(width, 1))
 
 
-def ab_mil(width: int) -> tuple[Pool, nn.Module]:
+def ab_mil(width: int) -> Parts:
     """Gated attention over the whole bag, then a linear layer."""
     return ChunkMean(GatedAttention(width, 64), width), nn.Linear(width, 1)
 
 
-def ds_mil(width: int) -> tuple[Pool, nn.Module]:
+def ds_mil(width: int) -> Parts:
     """DS-MIL on the whole bag: both streams are its own."""
     return ChunkMean(BothStreams(width), width), nn.Identity()
 
 
-def deepsets(width: int) -> tuple[Pool, nn.Module]:
+def deepsets(width: int) -> Parts:
     """Maximum pooling, two linear layers."""
     return DeepSets("max"), _two_layers(width)
 
 
-def sse(width: int, num_slots: int = SLOTS) -> tuple[Pool, nn.Module]:
+def sse(width: int, num_slots: int = SLOTS) -> Parts:
     """The Slot Set Encoder with a mean over its slots, two linear layers."""
     return SSE(width, num_slots, heads=HEADS, pool="mean"), _two_layers(width)
 
 
-def _umbc(width: int, num_slots: int = SLOTS, heads: int = HEADS, **options: Any) -> UMBC:
-    return UMBC(width, num_slots, heads=heads, **options)
-
-
-def umbc_set_transformer(width: int, **options: Any) -> tuple[Pool, nn.Module]:
+def umbc_set_transformer(width: int, **options: Any) -> Parts:
     """UMBC, then SAB and PMA with dropout on the slots."""
-    return _umbc(width, **options), set_transformer_head(width, HEADS)
+    return UMBC(width, **(UMBC_OPTIONS | options)), set_transformer_head(width, HEADS)
 
 
-def umbc_diff_em(width: int, **options: Any) -> tuple[Pool, nn.Module]:
+def umbc_diff_em(width: int, **options: Any) -> Parts:
     """UMBC, then differentiable EM on the slots."""
-    pool = DiffEM(width, heads=1, components=5, steps=1)
-    return _umbc(width, **options), nn.Sequential(pool, nn.Linear(pool.out_dim, width), nn.ReLU(), nn.Linear(width, 1))
+    em = DiffEM(width, heads=1, components=5, steps=1)
+    return UMBC(width, **(UMBC_OPTIONS | options)), nn.Sequential(em, *_two_layers(width, em.out_dim))
 
 
-def umbc_fspool(width: int, **options: Any) -> tuple[Pool, nn.Module]:
+def umbc_fspool(width: int, **options: Any) -> Parts:
     """UMBC, then featurewise sort pooling of the slots."""
-    return _umbc(width, **options), nn.Sequential(FSPool(width), _two_layers(width))
+    return UMBC(width, **(UMBC_OPTIONS | options)), nn.Sequential(FSPool(width), _two_layers(width))
 
 
-MODELS: dict[str, Callable[..., SetModel]] = {
-    "ab-mil": bag_model(ab_mil),
-    "ds-mil": bag_model(ds_mil),
-    "deepsets": bag_model(deepsets),
-    "sse": bag_model(sse),
-    "umbc+set-transformer": bag_model(umbc_set_transformer),
-    "umbc+diff-em": bag_model(umbc_diff_em),
-    "umbc+fspool": bag_model(umbc_fspool),
-}
+_PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
+MODELS = variants(bag_model, _PARTS | {"umbc+diff-em": umbc_diff_em, "umbc+fspool": umbc_fspool})

@@ -10,11 +10,9 @@ the same sizes and the same other images.
 `OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +22,13 @@ from setstream.data.images import Images, cifar10
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn.backbones import Backbone
+from setstream.nn.backbones import Backbone, small
 from setstream.nn.backbones import backbone as named_backbone
-from setstream.nn.backbones.small import small
 from setstream.pools import DeepSets
 from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import phi_of
 from setstream.tasks.mil.task import Bag, Mil
+from setstream.tasks.registry import Builder
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
 
@@ -59,15 +57,7 @@ class NeedleBags(Sequence[Tensor]):
     """
 
     def __init__(
-        self,
-        elements: Tensor,
-        classes: Tensor,
-        *,
-        count: int,
-        needle: int = NEEDLE,
-        others: Sequence[int] = OTHERS,
-        rate: float,
-        seed: int,
+        self, elements: Tensor, classes: Tensor, *, count: int, needle: int, others: Sequence[int], rate: float, seed: int
     ) -> None:
         if not {needle, *others} <= set(range(CLASSES)) or needle in others or not others:
             raise ConfigurationError(f"needle and others must be different classes in 0 .. 9; got {needle} and {list(others)}")
@@ -92,7 +82,7 @@ class NeedleBags(Sequence[Tensor]):
             chosen[places] = self.needles[torch.randint(len(self.needles), (wanted,), generator=generator)]
         return self.elements[chosen]
 
-    def of(self, elements: Tensor) -> NeedleBags:
+    def of(self, elements: Tensor) -> Self:
         """The same bags of other elements, such as the images' features."""
         other = copy(self)
         other.elements = elements
@@ -100,7 +90,6 @@ class NeedleBags(Sequence[Tensor]):
 
     @property
     def labels(self) -> Tensor:
-        """0, 1, 0, 1 ..."""
         return torch.arange(self.total) % 2
 
 
@@ -113,9 +102,6 @@ class Needles(Mil):
             9 truck.
         others: the classes of all other images.
         train_bags: training bags; half of all bags are positive.
-        val_bags: validation bags.
-        test_bags: test bags.
-        bag_seed: the seed of the bags.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
         test_chunk: images per chunk in a test.
     """
@@ -188,7 +174,7 @@ class OtherClasses(Task):
         encoder = SetEncoder(phi_of(net, nn.Identity()), DeepSets("mean"), cast_input=False)
         return SetModel(encoder, nn.Linear(cast(int, net.out_dim), CLASSES))
 
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = {"linear": _classifier}
+    models: ClassVar[dict[str, Builder]] = {"linear": _classifier}
 
     def __init__(self, needle: int = NEEDLE) -> None:
         self.parts = {}

@@ -15,7 +15,7 @@ from torch import nn
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.slides.layout import read_grid, write_coords
+from setstream.data.slides.grid import read_grid, write_coords
 from setstream.data.slides.source import SlideSource, as_floats
 from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
 from setstream.models.stream import evaluating
@@ -25,9 +25,7 @@ from setstream.nn.backbones import BACKBONES, backbone
 def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
     """A backbone by name, which must come with weights, or your own."""
     if name in BACKBONES and weights is None:
-        raise ConfigurationError(
-            f"{name} has random weights by default: give --weights FILE, or a name that it knows (imagenet)"
-        )
+        raise ConfigurationError(f"{name} has random weights: give --weights FILE, or a name that it knows (imagenet)")
     return backbone(name, weights)
 
 
@@ -53,19 +51,10 @@ def write_features(
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide.
+    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide; returns the number of patches.
 
-    Args:
-        network: the backbone.
-        source: the slide; with raw=True, bytes are copied to the device and converted to floats there.
-        path: the file.
-        encoder: the backbone's name, stored in the file.
-        chunk_size: patches per chunk.
-        device: where the backbone runs.
-        progress: called with the number of finished patches.
-
-    Returns:
-        The number of patches.
+    Bytes, of a source with raw=True, are converted to floats on the device. `encoder` is the backbone's name, stored in the
+    file; `progress` is called with the number of finished patches.
     """
     network = network.to(device)
     done = 0
@@ -79,9 +68,8 @@ def write_features(
             if tuple(rows.shape) != (len(chunk), width):
                 raise ShapeError(f"the backbone must return ({len(chunk)}, {width}) features; got {tuple(rows.shape)}")
             if not bool(torch.isfinite(rows).all()):
-                raise NonFiniteError(
-                    f"{source.path}: NaN or infinity in the features of patches {done} .. {done + len(chunk) - 1}"
-                )
+                last = done + len(chunk) - 1
+                raise NonFiniteError(f"{source.path}: NaN or infinity in the features of patches {done} .. {last}")
             features[done : done + len(chunk)] = rows.float().cpu().numpy()
             done += len(chunk)
             if progress is not None:

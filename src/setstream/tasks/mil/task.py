@@ -5,9 +5,9 @@ loss = mean over the streams of w_y BCE(logit, y)          p = mean over the str
 w_y is one, or n / (2 n_y) with class weights. τ is 0.5, or the best threshold on the validation bags.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +39,6 @@ class Mil(Task):
         labels: for files: a CSV with ids and labels.
         split: for files: a CSV that assigns bags to train, val and test. Without it, one of `count` folds is held out.
         positive: the label that counts as 1, if labels are names.
-        fold: the fold that is held out.
-        count: the number of folds.
         repeat: the seed of the folds.
         validation: the share of the training bags that chooses the threshold, and that a run's `select` uses.
         class_weights: give both classes the same weight in the loss.
@@ -50,7 +48,7 @@ class Mil(Task):
 
     name = "mil"
     summary = "multiple instance learning on bags: classic benchmarks, slides (accuracy, AUROC, F1)"
-    models: ClassVar[dict[str, Callable[..., SetModel]]] = MODELS
+    models = MODELS
 
     def __init__(
         self,
@@ -104,7 +102,6 @@ class Mil(Task):
         return {"bags": picked.bags, "label": picked.labels.float()}
 
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
-        """The mean cross-entropy of the streams."""
         label = batch["label"].unsqueeze(1)
         sets = as_sets(batch["bags"], model.encoder.device, vectors=encode.gradient != "subset")
         logits = model.head(encode(model.encoder, sets))

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from setstream.errors import ConfigurationError
-from setstream.nn.anchors import begin_near
+from setstream.nn.mlp import begin_near
 
 
 @pytest.mark.parametrize("bias", [False, True])

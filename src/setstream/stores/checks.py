@@ -1,0 +1,99 @@
+"""What a store takes: changes of sets whose ids are text, and states that the model can read, as running its head shows."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
+from setstream.models.encoder import all_finite
+from setstream.states.fingerprint import Origin
+from setstream.states.state import State
+
+# States per call of the head.
+CHECKED_TOGETHER = 256
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
+
+    id: str
+    part: State | str
+    replace: bool = False
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The result of a change: how many elements the set has now, and whether the change created it."""
+
+    count: int
+    began: bool
+
+
+def check_facts(facts: Mapping[str, str], place: str, version: int, origin: Origin) -> None:
+    """Raise an error unless the database is a store of this version, and of this encoder."""
+    if not {"version", "fingerprint"} <= set(facts):
+        raise StoreError(f"{place}: is a database, but not a store of states")
+    if facts["version"] != str(version):
+        raise StoreError(f"{place}: was written by a newer setstream (version {facts['version']} of the store)")
+    if not Origin(None, facts["fingerprint"]).same_as(origin):
+        raise MismatchError(
+            f"{place}: holds states of another encoder (fingerprint {facts['fingerprint']}) than this model's "
+            f"({origin.fingerprint}): load the weights that made them, or start a new store in another place"
+        )
+
+
+def is_text(id: str) -> bool:
+    """Whether a database can hold it: no half of a surrogate pair."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in id)
+
+
+def checked_id(id: object) -> str:
+    """An id, which is text that a database can hold. SQLite would look up a number under another key than it stores it."""
+    if not isinstance(id, str):
+        raise ConfigurationError(f"the id of a set is a str; got {type(id).__name__} {id!r}: use str(id)")
+    if not is_text(id):
+        raise ConfigurationError(f"the id of a set is text; {id!r} holds half of a surrogate pair")
+    return id
+
+
+def must_be_readable(finalize: Callable[[State], Any], states: Sequence[State]) -> None:
+    """Raise NonFiniteError unless all predictions are finite, MismatchError if the model fails; the head runs once."""
+    distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
+    for start in range(0, len(distinct), CHECKED_TOGETHER):
+        try:
+            output = finalize(State.cat(distinct[start : start + CHECKED_TOGETHER]).checked())
+            finite = all(all_finite(tensor) for tensor in _tensors(output))
+        except (NonFiniteError, StateFormatError):
+            finite = False
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            if isinstance(error, SetstreamError):
+                raise
+            raise MismatchError(f"the model cannot read this state: {error}") from error
+        if not finite:
+            raise NonFiniteError("with these elements the model's prediction is NaN or infinity: they are too large for it")
+
+
+def unreadable(finalize: Callable[[State], Any], states: Sequence[State]) -> dict[int, SetstreamError]:
+    """The states that the model cannot read, by `id(state)`, with the reason; found by bisection."""
+    distinct = list({id(state): state for state in states}.values())
+    try:
+        must_be_readable(finalize, distinct)
+    except SetstreamError as error:
+        if len(distinct) == 1:
+            return {id(distinct[0]): error}
+        half = len(distinct) // 2
+        return unreadable(finalize, distinct[:half]) | unreadable(finalize, distinct[half:])
+    return {}
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors of a prediction: one, or several by name or in order."""
+    output = output.named() if hasattr(output, "named") and not isinstance(output, Tensor) else output
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | tuple | list):
+        for value in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(value)
