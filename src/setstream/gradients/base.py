@@ -41,8 +41,6 @@ Name = tuple[str, str]  # of an accumulator, and of a tensor in it
 Module = TypeVar("Module", bound=nn.Module)
 PullBack = Callable[[dict[Any, Tensor]], list[Tensor | None]]  # from cotangents to the gradients of inputs
 
-# Blocks without a graph may be larger than chunk_size: as many elements as keep about this many numbers in memory.
-FORWARD_NUMBERS = 2**22
 # Modules that are known to draw no random numbers.
 DETERMINISTIC = (nn.Sequential, nn.Linear, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LayerNorm, nn.Identity, nn.Conv2d, nn.Flatten)
 # Held while the process-wide generators are seeded for a block, or drawn from: threads would change each other's numbers.
@@ -80,16 +78,10 @@ def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
 
 
 def forward_size(encoder: SetEncoder, sets: Batch, options: Options) -> int:
-    """How many elements a block without a graph may have: by the element's size and four times phi's widest layer.
-
-    Where phi and pool run together, tile by tile, a block takes no memory of its own.
-    """
-    if encoder.tile_size(sets.sample.device) is not None:
+    """How many elements a block without a graph may have: any number if the encoder cuts blocks itself."""
+    if encoder.pool.consistent and not may_be_random(encoder.phi):
         return sys.maxsize
-    widths = [module.out_features for module in encoder.phi.modules() if isinstance(module, nn.Linear)]
-    widths += [module.embedding_dim for module in encoder.phi.modules() if isinstance(module, nn.Embedding)]
-    numbers_each = max(1, sets.sample.numel() + 4 * max(encoder.pool.in_dim or 0, *widths, 0))
-    return max(options.chunk_size * len(sets), FORWARD_NUMBERS // numbers_each)
+    return max(options.chunk_size * len(sets), encoder.tile_size(sets.sample))
 
 
 class GradientSums:
@@ -219,7 +211,7 @@ class Pass:
         """The state of all blocks of all ranks; `keep` gets the features of each."""
         state, group = self.empty, self.options.group
         owners = {name: a.new_owners(-1) for name, a in state.accumulators.items() if a.owned_by_one_element}
-        together = keep is None and self.encoder.tile_size(self.empty.device) is not None
+        together = keep is None and not may_be_random(self.encoder.phi)
         for index, block in enumerate(blocks):
             if self.options.one_chunk and any(map(min, state.count.tolist()[block.first :], block.lengths)):
                 raise self.encoder.pool.inconsistent()

@@ -3,7 +3,6 @@
 ∂L/∂θ = Σ_blocks ∂L/∂state · ∂absorb(phi(block))/∂θ          every block recomputed in the backward pass, with factor one
 """
 
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,8 +20,7 @@ from setstream.states.accumulators import align
 def exact(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z, with the gradient of all blocks."""
     run = Pass(encoder, sets, options)
-    size = min(options.chunk_size * len(sets), encoder.tile_size(run.empty.device) or sys.maxsize)
-    blocks = sets.blocks(size)
+    blocks = sets.blocks(min(options.chunk_size * len(sets), encoder.tile_size(sets.sample)))
     apart = run.owned or draws_numbers(encoder, sets.sample)
     with torch.no_grad():
         forward = run.forward(blocks if apart else sets.blocks(forward_size(encoder, sets, options)))

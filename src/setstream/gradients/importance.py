@@ -12,7 +12,6 @@ Among estimators that know |g_j| only, w_j = |g_j| has the least variance if all
 variance where they are not: no weight g_j/π_j exceeds |g_j| by more than a factor N (1 + floor) / (m floor).
 """
 
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from torch import Tensor
 from setstream.errors import ConfigurationError
 from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers, forward_size
 from setstream.gradients.protocol import Batch, Options
+from setstream.models.cheap_layers import CheapLayers
 from setstream.models.encoder import SetEncoder
 from setstream.sets.layout import Packed
 
@@ -81,7 +81,7 @@ class FeaturesInMemory(RecomputedFeatures):
 
 def open_cache(features: str | Path, run: Pass) -> RecomputedFeatures:
     """The cache that the option `features` names; cheap layers are computed again sooner than read from memory."""
-    if features == "recompute" or (features == "cache" and run.encoder.tile_size(run.empty.device) is not None):
+    if features == "recompute" or (features == "cache" and CheapLayers.of(run.encoder.phi) is not None):
         return RecomputedFeatures(run)
     return FeaturesInMemory(run) if features == "cache" else FeaturesInFiles(run, features)
 
@@ -95,15 +95,10 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
         )
     run = Pass(encoder, sets, options)
     cache = open_cache(options.features, run)
-    tile = encoder.tile_size(run.empty.device)
-    # In the backward pass a block has a graph through the pool, which takes several times its memory.
-    size = tile or max(options.chunk_size * len(sets), forward_size(encoder, sets, options) // 4)
-    blocks = sets.blocks(size)
+    blocks = sets.blocks(max(options.chunk_size * len(sets), encoder.tile_size(sets.sample)))
+    apart = run.owned or type(cache) is not RecomputedFeatures
     with torch.no_grad():
-        if tile is not None and not run.owned and type(cache) is RecomputedFeatures:
-            forward = run.forward(sets.blocks(sys.maxsize))
-        else:
-            forward = run.forward(blocks, cache.keep)
+        forward = run.forward(blocks, cache.keep) if apart else run.forward(sets.blocks(forward_size(encoder, sets, options)))
     return run.encode(forward, ImportanceSampling(run, forward, blocks, cache))
 
 

@@ -26,6 +26,8 @@ from setstream.states.fingerprint import Origin
 from setstream.states.pieces import Pieces
 from setstream.states.state import State
 
+# Numbers in memory while phi reads a block of elements without a graph.
+BLOCK_NUMBERS = 2**21
 # What is computed once per encoder and weights: the width of its features, and an example of its states.
 _cache: WeakKeyDictionary[Origin, dict[str, Any]] = WeakKeyDictionary()
 
@@ -213,12 +215,11 @@ class SetEncoder(Pretrained, nn.Module):
                 the pool, tile by tile.
         """
         pieces, device = Pieces(len(state)), packed.elements.device
-        size = None if features is not None or torch.is_grad_enabled() else self.tile_size(device)
-        if size is None:
+        if features is not None or torch.is_grad_enabled() or not self.pool.consistent:
             features = self.features(packed.elements) if features is None else features
             self._absorb_tile(pieces, context, Tile(0, packed.first, packed.lengths), features)
         else:
-            self._absorb_tiles(pieces, context, packed, size)
+            self._absorb_tiles(pieces, context, packed)
         if idle := pieces.missing():
             width = self._feature_width() if features is None else features.shape[-1]
             pieces.add(idle, self.pool.empty_accumulators(len(idle), device, width))
@@ -226,33 +227,41 @@ class SetEncoder(Pretrained, nn.Module):
         count = torch.tensor([0] * before + packed.lengths + [0] * after, device=device)
         return State(state.accumulators | pieces.merged(), count, state.origin)  # the draw is shared, not absorbed
 
-    def tile_size(self, device: torch.device) -> int | None:
-        """How many elements phi and the pool should read together, in a cache; None if phi is to read all elements at once."""
-        layers = CheapLayers.of(self.phi)
-        return None if layers is None else block_size(device, max(CheapLayers.width(layers), self.pool.width))
-
     def _absorb_tile(self, pieces: Pieces, context: Context, tile: Tile, features: Tensor) -> None:
         for group in tile.groups(features):
             whole = len(group.sets) == pieces.batch
             some = context if whole else select_sets(context, group.sets)
             pieces.add(group.sets, self.pool.accumulate(some, group.features, group.mask))
 
-    def _absorb_tiles(self, pieces: Pieces, context: Context, packed: Packed, size: int) -> None:
+    def _absorb_tiles(self, pieces: Pieces, context: Context, packed: Packed) -> None:
         """phi and the pool on each tile. Where the sums show NaN and infinity, they are looked for once, at the end."""
         self._check_phi(packed.elements)
-        cut = tiles(packed.lengths, size, packed.first)
+        layers = CheapLayers.of(self.phi)
+        size = self.tile_size(packed.elements)
         late = self.check_finite and self.pool.sums_only
         phi: CheapLayers | None = None
-        if self.pool.sums_only and not torch.is_autocast_enabled(packed.elements.device.type):
-            phi = CheapLayers(CheapLayers.of(self.phi) or [])
+        if layers is not None and self.pool.sums_only and not torch.is_autocast_enabled(packed.elements.device.type):
+            phi = CheapLayers(layers)
         sums: list[Tensor] = []
-        for tile, elements in zip(cut, packed.elements.split([sum(tile.lengths) for tile in cut]), strict=True):
+        for tile in tiles(packed.lengths, size, packed.first):
+            elements = (
+                packed.elements[tile.start : tile.stop] if tile.stop - tile.start < len(packed.elements) else packed.elements
+            )
             features = self._phi(elements, phi) if late or not self.check_finite else self.features(elements)
             self._absorb_tile(pieces, context, tile, features)
-            if late and features is not elements:
+            if late and layers != []:  # the identity's features are the elements
                 sums.append(elements.sum())
         if late and not (pieces.finite() and all(map(all_finite, sums))):
             self.features(packed.elements)  # raises the error
+
+    def tile_size(self, elements: Tensor) -> int:
+        """How many elements phi and the pool should read together: as fit a cache, or more if phi is not cheap."""
+        layers, example = CheapLayers.of(self.phi), elements[:1].numel()
+        if layers is not None:
+            return block_size(elements.device, max(CheapLayers.width(layers), self.pool.width, example))
+        widths = [module.out_features for module in self.phi.modules() if isinstance(module, nn.Linear)]
+        widths += [module.embedding_dim for module in self.phi.modules() if isinstance(module, nn.Embedding)]
+        return max(1, BLOCK_NUMBERS // (example + 4 * max(self.pool.width, *widths, 1)))
 
     def finalize_unchecked(self, state: State) -> Any:
         """`finalize` for a state that is known to be of this encoder."""
