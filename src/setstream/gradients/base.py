@@ -219,7 +219,7 @@ class Pass:
             if keep is not None and features is not None:
                 keep(index, features)
             with self.autocast():
-                chunk = self.encoder.absorb(self.empty, self.prepared, block, features)
+                chunk = self.encoder.absorb(self.empty, self.prepared, block, features).widened()
             for name, numbers in owners.items():
                 accumulator = chunk.accumulators[name]
                 owners[name] = state.accumulators[name].merge_owners(accumulator, numbers, accumulator.new_owners(index))

@@ -89,7 +89,9 @@ class _Watch:
         self._dicts, self._names, self._values = list[Any](), list[Callable[[Any], Any]](), list[tuple[Any, ...]]()
         for child in module.modules():
             special = isinstance(child, torch.jit.ScriptModule | torch.fx.GraphModule) or "<locals>" in type(child).__qualname__
-            self.simple &= not (special or child._forward_hooks or child._forward_pre_hooks)
+            self.simple = self.simple and not (special or child._forward_hooks or child._forward_pre_hooks)
+            if not self.simple:
+                break
             self._watch(vars(child), [name for name, _ in attributes(child)])
             for part in (child._parameters, child._buffers, child._modules, child._forward_hooks, child._forward_pre_hooks):
                 self._watch(part, [*part])

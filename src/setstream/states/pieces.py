@@ -31,7 +31,7 @@ class Pieces:
 
     def _merge(self) -> None:
         """Merge all blocks into one, of the sets in their order."""
-        if len(self.blocks) == 1:
+        if len(self.blocks) < 2:
             return
         seen = sorted(set(self.sets))
         place = {index: row for row, index in enumerate(seen)}
@@ -57,5 +57,6 @@ class Pieces:
     def finite(self) -> bool:
         """Whether no number that carries a gradient is NaN or infinite: a sum of them tells."""
         self._merge()
-        sums = [accumulator[name].detach().sum() for accumulator in self.blocks[0].values() for name in accumulator.graded()]
+        parts = [accumulator for block in self.blocks for accumulator in block.values()]
+        sums = [accumulator[name].detach().sum() for accumulator in parts for name in accumulator.graded()]
         return all(math.isfinite(total.item()) for total in sums)
