@@ -31,8 +31,8 @@ test: $(STAMP)  ## the laws, the unit tests, every doctest and every code block 
 CORE := laws gradients pools states models stores/test_store.py training
 test-core: pyproject.toml constraints.txt  ## the core's tests, in an environment with few libraries
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) -e ".[cli,data,sklearn]" pytest hypothesis
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(addprefix tests/,$(CORE)) src/setstream/states src/setstream/pools src/setstream/models
+	$(INSTALL) -e ".[cli,data,sklearn]" pytest pytest-xdist hypothesis
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup $(addprefix tests/,$(CORE)) src/setstream/states src/setstream/pools src/setstream/models
 
 test-slow: $(STAMP)  ## what takes minutes: 10^7 elements in flat memory, deep property search
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow

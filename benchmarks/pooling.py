@@ -1,4 +1,4 @@
-"""Speed of UMBC pooling: ours, the paper's direct form, and torch's attention, interleaved in one run.
+"""Speed of UMBC pooling: setstream, the paper's direct form, and torch's attention, interleaved in one run.
 
     python benchmarks/pooling.py                       the table
     python benchmarks/pooling.py --backward            forward and backward
@@ -6,9 +6,9 @@
 
 Times are medians of single calls. All contestants take turns in every round, so that a busy machine slows them all alike; the
 first call of a turn does not count, because it pays for what the one before has left in the caches and the allocator.
-What to read are the ratios. `ours` is the pool on the whole set, `streamed` the encoder fed in chunks of 4,096. `GEMM share` is
-the time that the matrix products of our form need at the rate that this machine reaches on large products (measured in the same
-run), divided by our time: 100 % would mean that everything else is free.
+Read the ratios. `setstream` is the pool on the whole set, `streamed` the encoder fed in chunks of 4,096. `GEMM share` is the
+time that the matrix products of the pool need at the rate that this machine reaches on large products (measured in the
+same run), divided by the pool's time: 100 % would mean that everything else is free.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def row(shape: tuple[int, int, int, int, int, int], rounds: int, backward: bool)
     contestants: dict[str, Callable[[], Tensor]] = {
         "direct": lambda: direct(pool, x),
         "sdpa": lambda: sdpa(pool, x),
-        "ours": lambda: pool(x),
+        "setstream": lambda: pool(x),
         "streamed": lambda: streamed(encoder, x),
     }
     with torch.no_grad():
@@ -128,12 +128,12 @@ def row(shape: tuple[int, int, int, int, int, int], rounds: int, backward: bool)
                 raise SystemExit(f"{name} is wrong at {shape}: relative error {error:.2g}")
     with torch.set_grad_enabled(backward):
         seconds = measure(contestants, rounds, backward)
-    share = multiply_adds(shape, pool.folded) * (3 if backward else 1) / gemm_rate(0.3) / seconds["ours"]
+    share = multiply_adds(shape, pool.folded) * (3 if backward else 1) / gemm_rate(0.3) / seconds["setstream"]
     cells = [
         ", ".join(map(str, shape)),
         "folded" if pool.folded else "direct",
         *(f"{seconds[name] * 1e3:.2f}" for name in contestants),
-        *(f"{seconds[name] / seconds['ours']:.2f}x" for name in ("direct", "sdpa")),
+        *(f"{seconds[name] / seconds['setstream']:.2f}x" for name in ("direct", "sdpa")),
         f"{seconds['direct'] / seconds['streamed']:.2f}x",
         f"{share:.0%}",
     ]
@@ -166,8 +166,8 @@ def main() -> None:
     )
     print(f"large float32 product: {gemm_rate() / 1e9:.1f} G multiply-adds/s\n")
     header = (
-        "| B, N, in, out, slots, heads | form | direct ms | SDPA ms | ours ms | streamed ms "
-        "| ours vs direct | ours vs SDPA | streamed vs direct | GEMM share |"
+        "| B, N, in, out, slots, heads | form | direct ms | SDPA ms | setstream ms | streamed ms "
+        "| setstream vs direct | setstream vs SDPA | streamed vs direct | GEMM share |"
     )
     print(header)
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -14,7 +14,7 @@ from setstream.tasks.loading import open_model
 from setstream.training import Trainer
 from setstream.training.registry import read_run
 from tests.compat import encoders
-from tests.compat.write import SAVED, _bag
+from tests.compat.write import SAVED, bag
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.iterdir() if (path / "answers.safetensors").is_file())
@@ -81,7 +81,7 @@ def test_store(golden, tmp_path):
 def test_saved_models(golden, name):
     model = open_model(str(golden / "models" / name))
     with torch.no_grad():
-        torch.testing.assert_close(model(_bag(SAVED.get(name, {}))), answers(golden)[f"models/{name}"])
+        torch.testing.assert_close(model(bag(SAVED.get(name, {}))), answers(golden)[f"models/{name}"])
 
 
 def test_finished_run(golden):

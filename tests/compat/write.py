@@ -57,7 +57,7 @@ def write(folder: Path) -> None:
         for name, options in SAVED.items():
             built = MODELS[name](**options).eval()
             built.save_pretrained(folder / "models" / name, builder=MODELS[name], options=options)
-            answers[f"models/{name}"] = built(_bag(options))
+            answers[f"models/{name}"] = built(bag(options))
 
     classifier = SetClassifier(widths=(8, 8), num_slots=4, min_steps=5, epochs=1, random_state=0)
     classifier.fit([encoders.elements(seed)[0].numpy() for seed in range(4)], [0, 1, 0, 1])
@@ -87,7 +87,7 @@ def write(folder: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in answers.items()}, folder / "answers.safetensors")
 
 
-def _bag(options: dict[str, object]) -> torch.Tensor:
+def bag(options: dict[str, object]) -> torch.Tensor:
     if "backbone" in options:
         return torch.arange(3 * 3 * 8 * 8).reshape(1, 3, 3, 8, 8).remainder(251).to(torch.uint8)
     return encoders.elements(1)

@@ -1,7 +1,11 @@
-"""Run under torchrun: every rank holds a part of every set, and compares z and gradients with those of one process."""
+"""Run under torchrun: every rank holds a part of every set, and compares z and gradients with those of one process.
+
+With the argument `all`: also DistributedDataParallel, the sampled modes, and at the end a rank that dies.
+"""
 
 import datetime
 import os
+import signal
 import sys
 
 import torch
@@ -11,21 +15,16 @@ from torch import nn
 import setstream as ss
 from setstream import testing
 from setstream.testing.gradients import default_loss
+from tests.gradients.builders import make, mean_of_copies
 
 
-def make(pool):
-    torch.manual_seed(0)
-    return ss.SetEncoder(nn.Sequential(nn.Linear(3, 8), nn.Tanh()), pool)
-
-
-def gradients(encoder, head, sets, **options):
+def gradients(encoder, head, sets, loss=default_loss, **options):
     parameters = [*encoder.parameters(), *head.parameters()]
     torch.manual_seed(5)  # the slots' draw
     options = {"generator": torch.Generator().manual_seed(3)} | options  # so that partitions leave the slots' draw alone
     z = ss.encode(encoder, sets, chunk_size=6, **options)
     z = z if isinstance(z, torch.Tensor) else torch.cat([v.flatten(1) for v in z.values()], 1)
-    value = default_loss(head(z.flatten(1)))
-    found = torch.autograd.grad(value, parameters, allow_unused=True)
+    found = torch.autograd.grad(loss(head(z.flatten(1))), parameters, allow_unused=True)
     return z.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
 
@@ -55,21 +54,9 @@ def data_parallel(rank):
         print("data parallel: all equal")
 
 
-def main():
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-    rank = dist.get_rank()
+def set_parallel(rank, sets):
+    """Every mode that takes all chunks gives the full gradient of one process."""
     group = dist.group.WORLD
-    if sys.argv[1:] == ["die"]:
-        encoder = make(ss.UMBC(8, 3))
-        if rank == 1:
-            os._exit(7)
-        ss.encode(encoder, torch.randn(1, 10, 3), gradient="exact", group=group)
-        return
-    if sys.argv[1:] == ["ddp"]:
-        data_parallel(rank)
-        dist.destroy_process_group()
-        return
-    sets = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (41, 23, 1)]
     mine = ss.scatter_sets(sets)
     assert sum(len(x) for x in mine) < 65
     torch.manual_seed(2)  # the same weights on every rank
@@ -101,29 +88,60 @@ def main():
             for a, b in zip(found, expected, strict=True):
                 scale = float(b.abs().max()) + 1e-3
                 assert float((a - b).abs().max()) < 2e-5 * scale, (name, options, float((a - b).abs().max()), scale)
-    # Sampled modes: on average over draws, the same on every rank, the full gradient.
+    if rank == 0:
+        print("set parallel: all equal")
+
+
+def sampled_set_parallel(rank, sets, groups=100, copies=10):
+    """groups * copies = 1,000 draws, the same on every rank, have the full gradient as their mean.
+
+    The copies of the sets in one call are independent draws; the standard error is that of the means of the groups.
+    """
     encoder, head = make(ss.UMBC(8, 3, heads=2, slot_residual=True)).double().eval(), nn.Linear(24, 2).double()
     for p in [*encoder.parameters(), *head.parameters()]:
         dist.broadcast(p.data, 0)
     doubles = [x.double() for x in sets]
-    _, expected = gradients(encoder, head, doubles, gradient="full")
-    mine = ss.scatter_sets(doubles)
-    for gradient in ("unbiased", "importance") if dist.get_world_size() == 2 else ():
-        generator = torch.Generator().manual_seed(rank)
-        draws = []
-        for _ in range(300):
-            _, found = gradients(encoder, head, mine, group=group, gradient=gradient, generator=generator, partition="random")
-            draws.append(torch.cat([g.flatten() for g in found]))
-        draws = torch.stack(draws)
+    full = torch.cat([g.flatten() for g in gradients(encoder, head, doubles, gradient="full")[1]])
+    options = {"loss": mean_of_copies(copies), "group": dist.group.WORLD, "partition": "random"}
+    mine = ss.scatter_sets(doubles * copies)
+    for gradient in ("unbiased", "importance"):
+        options |= {"gradient": gradient, "generator": torch.Generator().manual_seed(rank)}
+        draws = torch.stack(
+            [torch.cat([g.flatten() for g in gradients(encoder, head, mine, **options)[1]]) for _ in range(groups)]
+        )
         same = draws.clone()
         dist.broadcast(same, 0)
         torch.testing.assert_close(same, draws)
-        full = torch.cat([g.flatten() for g in expected])
-        z = (draws.mean(0) - full).abs() / (draws.std(0) / 300**0.5 + 1e-9 * full.abs().max())
+        z = (draws.mean(0) - full).abs() / (draws.std(0) / groups**0.5 + 1e-9 * full.abs().max())
         assert float(z.max()) < testing.z_bound(len(full)), (gradient, float(z.max()))
     if rank == 0:
-        print("set parallel: all equal")
-    dist.destroy_process_group()
+        print("sampled: unbiased")
+
+
+def lose_a_rank(rank):
+    """Rank 1 dies; rank 0, which waits for it, must get an error before torchrun ends it."""
+    encoder = make(ss.UMBC(8, 3))
+    if rank == 1:
+        os._exit(7)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        ss.encode(encoder, torch.randn(1, 10, 3), gradient="exact", group=dist.group.WORLD)
+    except RuntimeError:
+        print("dead rank: error")
+
+
+def main():
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    rank = dist.get_rank()
+    sets = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n)) for n in (41, 23, 1)]
+    set_parallel(rank, sets)
+    if sys.argv[1:] == ["all"]:
+        sampled_set_parallel(rank, sets)
+        data_parallel(rank)
+        sys.stdout.flush()
+        lose_a_rank(rank)
+    else:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from torch import nn
 import setstream as ss
 from setstream import testing
 from setstream.testing.gradients import default_loss, parameter_gradients
-from tests.gradients.builders import SETS, make
+from tests.gradients.builders import SETS, check_unbiased, make
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tests.gradients.builders import SETS, make
 )
 @pytest.mark.parametrize("wanted", [1, 2])
 def test_importance_is_unbiased(pool, wanted):
-    testing.check_unbiased_gradient(make(pool), SETS, gradient="importance", chunk_size=3, grad_chunks=wanted)
+    check_unbiased(make(pool), gradient="importance", chunk_size=3, grad_chunks=wanted)
 
 
 def test_importance_is_exact_for_the_pool_and_for_a_maximum():

@@ -6,15 +6,14 @@ import torch
 import setstream as ss
 from setstream import testing
 from setstream.errors import ConfigurationError, LawViolation
-from setstream.testing.gradients import default_loss, parameter_gradients
-from tests.gradients.builders import SETS, make, model, ragged_chunks
+from setstream.testing.gradients import default_loss
+from tests.gradients.builders import SETS, check_unbiased, make, model, ragged_chunks
 
 
-@pytest.mark.parametrize("grad_chunks", [1, 2, 3])
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize(("grad_chunks", "replacement"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
 def test_unbiased(grad_chunks, replacement):
     """Sets of 40, 23 and 9 in chunks of 8: different numbers of chunks, and unequal ones; residual and layer norm on."""
-    testing.check_unbiased_gradient(model(), SETS, chunk_size=8, grad_chunks=grad_chunks, replacement=replacement)
+    check_unbiased(model(), chunk_size=8, partition="random", grad_chunks=grad_chunks, replacement=replacement)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,7 @@ def test_unbiased(grad_chunks, replacement):
 )
 @pytest.mark.parametrize("grad_chunks", [1, 2])
 def test_unbiased_for_extremes(pool, grad_chunks):
-    testing.check_unbiased_gradient(make(pool), SETS, chunk_size=8, grad_chunks=grad_chunks)
+    check_unbiased(make(pool), chunk_size=8, partition="random", grad_chunks=grad_chunks)
 
 
 def test_unbiased_with_a_given_partition():
@@ -61,13 +60,14 @@ def reference_estimate(scale_output, decoder_weight):
     return estimate
 
 
+# The bias of both is systematic: parameters after the pool have no noise, so that few draws show it.
 def test_the_papers_decoder_weight_is_biased_for_two_chunks():
     with pytest.raises(LawViolation, match="the mean for head"):
         subject = model()
         for p in subject.encoder.parameters():
             p.requires_grad_(False)
         frozen = reference_estimate(scale_output=False, decoder_weight=0.5)
-        testing.check_unbiased_gradient(subject_with_grad(subject), SETS, draws=300, estimate=only_head(frozen))
+        testing.check_unbiased_gradient(subject_with_grad(subject), SETS, draws=50, estimate=only_head(frozen))
 
 
 def subject_with_grad(subject):
@@ -88,7 +88,7 @@ def only_head(estimate):
 def test_scaling_the_output_is_biased_with_a_slot_residual():
     with pytest.raises(LawViolation, match="the mean for encoder"):
         testing.check_unbiased_gradient(
-            model(), SETS, draws=1000, estimate=reference_estimate(scale_output=True, decoder_weight=1.0)
+            model(), SETS, draws=50, estimate=reference_estimate(scale_output=True, decoder_weight=1.0)
         )
 
 
@@ -114,13 +114,7 @@ def test_gaussian_slots_in_training_are_unbiased_around_their_draw():
 
 
 def test_a_source_is_unbiased():
-    encoder = make().eval()
-    chunks = ragged_chunks([x.double() for x in SETS], 8)
-
-    def estimate(subject, sets, generator):
-        return parameter_gradients(subject, ss.Chunks(chunks), default_loss, generator=generator, grad_chunks=2)
-
-    testing.check_unbiased_gradient(encoder, SETS, draws=1500, estimate=estimate)
+    check_unbiased(make(), read=lambda sets: ss.Chunks(ragged_chunks(sets, 8)), grad_chunks=2)
 
 
 @pytest.mark.parametrize("pool", ["max", "min"])

@@ -87,3 +87,9 @@ def pad(sets, fill=float("nan")):
         mask[row, torch.randperm(size)[: len(elements)]] = True
         x[row, mask[row]] = elements
     return x, mask
+
+
+def queries(pool, state):
+    """Q (B or 1, K, d) of a UMBC, from its modules and the draw in the state."""
+    draw = state.accumulators.get("draw")
+    return pool.query_norm(pool.query(pool.slots(None if draw is None else draw["noise"])))

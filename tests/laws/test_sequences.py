@@ -17,7 +17,7 @@ from setstream.errors import ConfigurationError, PrecisionError, RemovalError
 from setstream.pools import ACTIVATIONS
 from setstream.pools.base import named_tensors
 from setstream.states.accumulators import REMOVAL_TOLERANCE, LogSums
-from tests.laws.strategies import SOFTPLUS
+from tests.laws.strategies import SOFTPLUS, queries
 
 WIDTH, STEPS, LONGEST = 6, 8, 3
 
@@ -70,6 +70,11 @@ def elements(sets, generator):
     return x, torch.arange(LONGEST) < lengths[:, None]
 
 
+def by_head(pool, rows):
+    """(B, n, d) to (B, H, n, d/H)."""
+    return rows.unflatten(-1, (pool.heads, -1)).transpose(1, 2)
+
+
 def reference(pool, features, weights):
     """By part name: the mean or sum of float64 features (B, M, D) with weights (B, M), and that of their norms."""
     if isinstance(pool, ss.Parallel):
@@ -90,10 +95,9 @@ def reference(pool, features, weights):
         )
         return {"pooled": (rows, norms.squeeze(-1))}
     with torch.no_grad():
-        queries = pool._split(pool._queries(pool.empty(1, torch.device("cpu")))) * (pool.out_dim // pool.heads) ** -0.5
-        keys = pool.key(features).unflatten(-1, (pool.heads, -1)).permute(0, 2, 3, 1)
-        values = features[:, None] if pool.folded else pool._split(nn.functional.linear(features, pool.value.weight))
-        logits = pool.activation.weigh(queries @ keys)
+        scaled = queries(pool, pool.empty(1, torch.device("cpu"))) * (pool.out_dim // pool.heads) ** -0.5
+        values = features[:, None] if pool.folded else by_head(pool, nn.functional.linear(features, pool.value.weight))
+        logits = pool.activation.weigh(by_head(pool, scaled) @ by_head(pool, pool.key(features)).mT)
         logits = (logits if pool.activation.log else logits.log()) + weights.log()[:, None, None]
         shift = logits.amax(-1, keepdim=True) if pool.activation.normalise else logits.new_zeros(())
         a = (logits - shift).exp()

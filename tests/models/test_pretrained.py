@@ -99,6 +99,7 @@ def test_fitted_estimators_are_models(tmp_path):
 
 def test_a_model_of_the_hub_comes_from_its_cache(tmp_path):
     """As huggingface_hub lays it out; offline, it reads nothing else."""
+    pytest.importorskip("huggingface_hub")
     model = Clustering(test_sets=1).build("deepsets").eval()
     commit = "0" * 40
     place = tmp_path / "hub" / "models--someone--clusters"
@@ -234,6 +235,8 @@ def test_a_run_folders_options_run_nothing(tmp_path, monkeypatch, options):
 def test_no_command_runs_what_a_run_folder_names(tmp_path, monkeypatch, command):
     from setstream.cli.app import app
 
+    if command[0] == "serve":
+        pytest.importorskip("fastapi")
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "run", task="tests.models.builders:Marks")
     monkeypatch.setattr("setstream.data.H5Source", lambda path: None)

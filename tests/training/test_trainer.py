@@ -204,61 +204,48 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path):
             train(tmp_path, device="cuda")
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run of one process, with the full gradient and slots that are not random."""
+    folder = tmp_path_factory.mktemp("alone")
+    options = {"steps": 8, "batch": 4, "gradient": "exact", "chunk_size": 16, "checkpoint_every": 4, "log_every": 8}
+    options |= {"model_options": {"slots": "learned"}, "task_options": {"points": 32, "test_points": 16, "test_sets": 4}}
+    train(folder, parallel="set", **options)
+    return folder
+
+
+def train_by_two(alone, folder, parallel):
+    """The same run by two processes under torchrun. Gives the last results of both, and their losses."""
+    command = ["setstream.cli", "train", "--config", alone / "config.json", "--out", folder, "--parallel", parallel]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *map(str, command)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads((run / "result.json").read_text()) for run in (alone, folder)]
+    return results, [[line["loss"] for line in read_metrics(run, "train")] for run in (alone, folder)]
+
+
+@pytest.mark.xdist_group("two processes")
 @pytest.mark.parametrize("parallel", ["data", "set"])
-def test_two_processes_train_as_one(tmp_path, parallel):
-    """Under torchrun, with the full gradient and slots that are not random: the weights of one process, to float accuracy."""
-    options = ["--steps", "8", "--batch", "4", "--gradient", "exact", "-o", "chunk_size=16", "-o", "model.slots=learned"]
-    options += [
-        "-o",
-        "task.points=32",
-        "-o",
-        "task.test_sets=4",
-        "-o",
-        "task.test_points=16",
-        "-o",
-        "tensorboard=false",
-        "-o",
-        "log_every=8",
-    ]
-    command = ["-m", "setstream.cli", "train", "clustering", "umbc+set-transformer", *options]
-    for ranks, folder in ((1, "one"), (2, "two")):
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        arguments = [*launch, *command, "--out", str(tmp_path / folder), "--parallel", parallel]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200, env=environment)
-        assert done.returncode == 0, done.stderr[-3000:]
-    # Not the weights: some have a gradient of exactly zero (a bias on all logits), whose rounding error Adam blows up.
-    losses = [[line["loss"] for line in read_metrics(tmp_path / folder, "train")] for folder in ("one", "two")]
-    results = [json.loads((tmp_path / folder / "result.json").read_text())["metrics"]["nll"] for folder in ("one", "two")]
-    assert results[0] == pytest.approx(results[1], rel=1e-4)
+def test_two_processes_train_as_one(alone, tmp_path, parallel):
+    """To float accuracy. Not the weights: some have a gradient of exactly zero (a bias on all logits), whose rounding error
+    Adam blows up."""
+    results, losses = train_by_two(alone, tmp_path / "two", parallel)
+    assert results[1]["steps_timed"] == 8
+    assert results[0]["metrics"]["nll"] == pytest.approx(results[1]["metrics"]["nll"], rel=1e-4)
     if parallel == "set":  # otherwise the first process reports the loss of its own sets
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+@pytest.mark.xdist_group("two processes")
+def test_a_run_goes_on_with_another_number_of_processes(alone, tmp_path):
     """One process to step 4, two to step 8, every set over both: what one process alone reaches."""
-    options = {"steps": 8, "batch": 4, "gradient": "exact", "chunk_size": 16, "checkpoint_every": 4, "parallel": "set"}
-    options |= {"model_options": {"slots": "learned"}, "task_options": {"points": 32, "test_points": 16, "test_sets": 4}}
-    train(tmp_path / "one", **options)
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    shutil.copytree(alone, tmp_path / "two")
     (tmp_path / "two" / "result.json").unlink()
     shutil.rmtree(tmp_path / "two" / "checkpoints" / "step-00000008")
-    command = [
-        "-m",
-        "setstream.cli",
-        "train",
-        "--config",
-        str(tmp_path / "one" / "config.json"),
-        "--out",
-        str(tmp_path / "two"),
-    ]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *command]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads((tmp_path / "two" / "result.json").read_text())["steps_timed"] == 4
-    results = [json.loads((tmp_path / folder / "result.json").read_text())["metrics"]["nll"] for folder in ("one", "two")]
-    assert results[0] == pytest.approx(results[1], rel=1e-4)
+    results, _ = train_by_two(alone, tmp_path / "two", "set")
+    assert results[1]["steps_timed"] == 4
+    assert results[0]["metrics"]["nll"] == pytest.approx(results[1]["metrics"]["nll"], rel=1e-4)
 
 
 # -- a damaged checkpoint --------------------------------------------------------------------------------------------------
