@@ -31,8 +31,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.pools.base import Context, Want, select_sets
 from setstream.pools.kernels.shared_rows import add_bar
 from setstream.pools.kernels.weighted_sums import block_size
-from setstream.sets.layout import Packed
-from setstream.sets.tiles import tiles
+from setstream.sets.layout import Packed, tiles
 from setstream.states import reduce
 from setstream.states.accumulators import accumulator_dtype, align
 from setstream.states.state import State
@@ -202,10 +201,10 @@ class Pass:
         with drawing:
             return int(torch.randint(2**62, ())) if any(module.training for module in self.encoder.phi.modules()) else None
 
-    def features(self, index: int, elements: Tensor, encoder: SetEncoder | None = None) -> Tensor:
-        """phi of a block's elements, with the same random numbers each time."""
+    def features(self, index: int, elements: Tensor, encoder: SetEncoder | None = None, again: bool = False) -> Tensor:
+        """phi of a block's elements, with the same random numbers each time; `again`: after the forward pass, which checks."""
         with self._random_numbers_of(index), self.autocast():
-            return (encoder or self.encoder).features(elements)
+            return (encoder or self.encoder).features(elements, known=again)
 
     def forward(self, blocks: Iterable[Packed], keep: Callable[[int, Tensor], None] | None = None) -> Forward:
         """The state of all blocks of all ranks; `keep` gets the features of each."""
@@ -237,7 +236,7 @@ class Pass:
     def recompute_features(self, index: int, elements: Tensor) -> Tensor:
         """A block's features as a function of the leaves and of `elements`."""
         with torch.set_grad_enabled(self.learns_phi):
-            return self.features(index, elements, self.leaves.module)
+            return self.features(index, elements, self.leaves.module, again=True)
 
     @property
     def owned(self) -> bool:

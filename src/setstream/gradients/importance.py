@@ -24,8 +24,8 @@ from torch import Tensor
 from setstream.errors import ConfigurationError
 from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers, forward_size
 from setstream.gradients.protocol import Batch, Options
-from setstream.models.cheap_layers import CheapLayers
 from setstream.models.encoder import SetEncoder
+from setstream.pools.kernels.cheap_layers import CheapLayers
 from setstream.sets.layout import Packed
 
 FLOOR = 0.1
@@ -42,7 +42,7 @@ class RecomputedFeatures:
 
     def features(self, index: int, block: Packed) -> Tensor:
         """The features of a block in the backward pass, without a graph."""
-        return self.run.features(index, block.elements)
+        return self.run.features(index, block.elements, again=True)
 
 
 class FeaturesInFiles(RecomputedFeatures):
@@ -145,7 +145,7 @@ class ImportanceSampling:
             order = torch.cat(owner).argsort(stable=True)  # set by set
             elements = torch.cat(rows)[order.to(rows[0].device)].detach().requires_grad_(learned is not None)
             with torch.enable_grad(), run.autocast():
-                features = run.leaves.module.features(elements)
+                features = run.leaves.module.features(elements, known=True)
             bars = torch.cat(weighted)[order.to(features.device)]
             if way_back is not None:
                 lengths = torch.bincount(torch.cat(owner), minlength=len(run.empty)).tolist()

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, DeviceError, MismatchError, NonFiniteError, ShapeError
 from setstream.models import checks
-from setstream.models.cheap_layers import CheapLayers
 from setstream.models.pretrained import Pretrained
 from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, select_sets
+from setstream.pools.kernels.cheap_layers import CheapLayers
 from setstream.pools.kernels.weighted_sums import block_size
-from setstream.sets.layout import Packed, Sets, pack
-from setstream.sets.tiles import Tile, tiles
+from setstream.sets.layout import Packed, Sets, Tile, pack, tiles
+from setstream.states.accumulators.pieces import Pieces
 from setstream.states.fingerprint import Origin
-from setstream.states.pieces import Pieces
 from setstream.states.state import State
 
 # Numbers in memory while phi reads a block of elements without a graph.
@@ -149,13 +148,14 @@ class SetEncoder(Pretrained, nn.Module):
             return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
         return self.finalize(self._update(None, packed))
 
-    def features(self, elements: Tensor) -> Tensor:
-        """The features (M, in_dim) that phi makes of (M, ...) elements, checked."""
+    def features(self, elements: Tensor, *, known: bool = False) -> Tensor:
+        """The features (M, in_dim) that phi makes of (M, ...) elements, checked. known: both are known to be finite."""
         self._check_phi(elements)
-        if self.check_finite and not all_finite(elements):
+        look = self.check_finite and not known
+        if look and not all_finite(elements):
             raise checks.non_finite(elements)
         features = self._phi(elements)
-        if self.check_finite and not all_finite(features):
+        if look and not all_finite(features):
             raise NonFiniteError(
                 "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
                 "added to any state; check_finite=False switches this check off."
@@ -164,8 +164,9 @@ class SetEncoder(Pretrained, nn.Module):
 
     def _check_phi(self, elements: Tensor) -> None:
         checks.check_phi(self.phi)
-        if self.device not in (None, elements.device):
-            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self.device}: move one of them")
+        device = self.device
+        if device not in (None, elements.device):
+            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {device}: move one of them")
 
     def _phi(self, elements: Tensor, phi: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """phi (or the same, computed otherwise) of the elements; the shape of its result is checked."""
@@ -237,26 +238,24 @@ class SetEncoder(Pretrained, nn.Module):
         """phi and the pool on each tile. Where the sums show NaN and infinity, they are looked for once, at the end."""
         self._check_phi(packed.elements)
         layers = CheapLayers.of(self.phi)
-        size = self.tile_size(packed.elements)
         late = self.check_finite and self.pool.sums_only
         phi: CheapLayers | None = None
         if layers is not None and self.pool.sums_only and not torch.is_autocast_enabled(packed.elements.device.type):
             phi = CheapLayers(layers)
         sums: list[Tensor] = []
-        for tile in tiles(packed.lengths, size, packed.first):
-            elements = (
-                packed.elements[tile.start : tile.stop] if tile.stop - tile.start < len(packed.elements) else packed.elements
-            )
+        cut = tiles(packed.lengths, self.tile_size(packed.elements, layers), packed.first)
+        for tile in cut:
+            elements = packed.elements if len(cut) == 1 else packed.elements[tile.start : tile.stop]
             features = self._phi(elements, phi) if late or not self.check_finite else self.features(elements)
             self._absorb_tile(pieces, context, tile, features)
             if late and layers != []:  # the identity's features are the elements
                 sums.append(elements.sum())
-        if late and not (pieces.finite() and all(map(all_finite, sums))):
+        if late and not (pieces.finite() and (not sums or all_finite(torch.stack(sums)))):
             self.features(packed.elements)  # raises the error
 
-    def tile_size(self, elements: Tensor) -> int:
+    def tile_size(self, elements: Tensor, layers: list[nn.Module] | None = None) -> int:
         """How many elements phi and the pool should read together: as fit a cache, or more if phi is not cheap."""
-        layers, example = CheapLayers.of(self.phi), elements[:1].numel()
+        layers, example = CheapLayers.of(self.phi) if layers is None else layers, elements.numel() // max(1, len(elements))
         if layers is not None:
             return block_size(elements.device, max(CheapLayers.width(layers), self.pool.width, example))
         widths = [module.out_features for module in self.phi.modules() if isinstance(module, nn.Linear)]

@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ShapeError
-from setstream.sets.layout import Packed
-from setstream.sets.tiles import tiles
+from setstream.sets.layout import Packed, tiles
 
 # Index lists: for each set, one list (or tensor) of element positions for each chunk.
 Given: TypeAlias = "Sequence[Sequence[Sequence[int] | Tensor]]"

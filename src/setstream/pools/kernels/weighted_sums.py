@@ -7,7 +7,6 @@ everything between them happens in cache.
 """
 
 from collections.abc import Callable
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -54,17 +53,17 @@ def weighted_sums(
     width = max(slots[0] * slots[1], features.shape[2])
     # A compiler splits loops itself, and its graph must fit every size: one block.
     step = batch * size if torch.compiler.is_compiling() else block_size(features.device, width)
-    together = max(1, step // size)  # as many sets at a time as fit a block, or a part of one
     blocks: list[LogSums] = []
     owner: list[int] = []
+    together = max(1, step // size)  # as many sets at a time as fit a block, or a part of one
     # split, not slices: its backward joins the blocks' gradients once, a slice's pads each of them to the whole.
-    for number, sets in enumerate(features.split(together)):
+    for number, sets in enumerate([features] if together >= batch else features.split(together)):
         rows = slice(number * together, number * together + len(sets))
-        some = queries if len(queries) == 1 else queries[rows]
+        some = queries if len(queries) in (1, len(sets)) else queries[rows]
         some = some.expand(len(sets), *some.shape[1:]).flatten(0, 1)  # (b G, R, E)
-        some_offset = offset if offset is None or len(offset) == 1 else offset[rows]
-        masks = repeat(None) if mask is None else mask[rows].split(step, 1)
-        for block, hidden in zip(sets.split(step, 1), masks, strict=False):
+        some_offset = offset if offset is None or len(offset) in (1, len(sets)) else offset[rows]
+        masks = [None] * -(-size // step) if mask is None else mask[rows].split(step, 1)
+        for block, hidden in zip([sets] if size <= step else sets.split(step, 1), masks, strict=True):
             keys, values = (block.mT, block) if project is None else project(block)
             sums = block_sums(some, keys, values, some_offset, activation, (len(sets), *slots), hidden)
             blocks.append(LogSums(**dict(zip(SUMS, sums, strict=True))))

@@ -149,9 +149,14 @@ class LogSums(Accumulator):
         """The whole holds this chunk's sums times e^(m_chunk - m_whole)."""
         return self._times(self._growth(whole["shift"]), self.graded())
 
+    def to_tensors(self) -> dict[str, Tensor]:
+        return (
+            {name: self[name] for name in ("numerator", "normaliser", "shift", "error")} if self._is_whole() else self.tensors
+        )
+
     def widened(self) -> Self:
-        names = ("numerator", "normaliser", "shift", "error")
-        return type(self)(**{name: self[name].to(accumulator_dtype(self["shift"].device)) for name in names})
+        dtype = accumulator_dtype(self["shift"].device)
+        return type(self)(**{name: tensor.to(dtype) for name, tensor in self.to_tensors().items()})
 
     def merge_rows(self, owner: Sequence[int], batch: int) -> Self:
         wide = accumulator_dtype(self["shift"].device)

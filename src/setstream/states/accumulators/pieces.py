@@ -5,7 +5,7 @@ merged(set) = Σ_blocks accumulators(block of the set)          one merge for al
 
 import math
 
-from setstream.states.accumulators import Accumulator
+from setstream.states.accumulators.base import Accumulator
 
 # Blocks are merged earlier if they hold more numbers than this.
 MOST_NUMBERS = 2**23
@@ -31,13 +31,13 @@ class Pieces:
 
     def _merge(self) -> None:
         """Merge all blocks into one, of the sets in their order."""
-        if len(self.blocks) < 2:
+        if len(self.blocks) < 2 and self.sets == sorted(self.sets):
             return
         seen = sorted(set(self.sets))
         place = {index: row for row, index in enumerate(seen)}
         rows = [place[index] for index in self.sets]
         first, *others = self.blocks
-        joined = {name: one.cat([block[name] for block in others]) for name, one in first.items()}
+        joined = {name: one.cat([block[name] for block in others]) if others else one for name, one in first.items()}
         if len(rows) > len(seen):
             joined = {name: one.merge_rows(rows, len(seen)) for name, one in joined.items()}
         elif rows != sorted(rows):
