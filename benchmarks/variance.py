@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from step import likelihood, model
 from torch import Tensor, nn
 
 import setstream as ss
-from setstream.gradients.encode import MODES
-from setstream.gradients.importance import importance
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "unbiased": {"gradient": "unbiased"},
@@ -35,7 +32,6 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 CHOICES: dict[str, dict[str, Any]] = {
     "unbiased": {"gradient": "unbiased"},
     **{f"importance, floor {floor}": {"gradient": "importance", "floor": floor} for floor in (0.001, 0.01, 0.1, 0.3, 1.0)},
-    **{f"importance, norm {order}": {"gradient": "importance", "order": order} for order in (1.0, float("inf"))},
 }
 
 
@@ -81,15 +77,12 @@ def report(
     rows = []
     for size in sizes:
         for name, options in estimators.items():
-            options = dict(options)
-            MODES["importance"] = partial(importance, norm=options.pop("order", 2.0))
             chunk = size // options.get("grad_chunks", 1)
             found = [gradient(own, loss, x, chunk_size=chunk, partition="random", **options) for _ in range(draws)]
             cells = [noise_and_bias(torch.stack([f[part] for f in found]), full[part]) for part in (0, 1)]
             (noise, bias), (phi_noise, phi_bias) = cells
             rows.append((name, size, noise, phi_noise))
             print(f"| {name} | {size} | {noise:.2g} | {phi_noise:.2g} | {bias:.2g} | {phi_bias:.2g} |", flush=True)
-    MODES["importance"] = importance
     return rows
 
 
@@ -126,7 +119,7 @@ def main() -> None:
         optimizer.step()
     title = f"clustering, after {options.steps} steps, sets of 512"
     clustering = report(title, own, loss, x, options.sizes, options.draws)
-    report(f"{title}: floor and norm", own, loss, x, options.sizes[:1], options.draws, CHOICES)
+    report(f"{title}: floor", own, loss, x, options.sizes[:1], options.draws, CHOICES)
 
     # A bag of which one element in a thousand matters: attention finds it, and so must the gradient.
     torch.manual_seed(1)
@@ -148,7 +141,7 @@ def main() -> None:
         return cross_entropy(sparse.head(z), labels)
 
     bag_rows = report(title, sparse, bag_loss, examples, options.sizes, options.draws)
-    report(f"{title}: floor and norm", sparse, bag_loss, examples, options.sizes[:1], options.draws, CHOICES)
+    report(f"{title}: floor", sparse, bag_loss, examples, options.sizes[:1], options.draws, CHOICES)
     if options.plot:
         plot({"clustering, all parameters": clustering, "sparse bag, phi's parameters": bag_rows}, options.plot)
 

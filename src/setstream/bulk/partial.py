@@ -84,7 +84,7 @@ class PartialStates:
             stop = start + sum(lengths)
             chunk = elements[start:stop] if rows is None else elements.index_select(0, rows[start:stop])
             packed = Packed(chunk.to(self.device), lengths)
-            return encoder.absorb(self._blank, self._context, packed, encoder.features(packed.elements))
+            return encoder.absorb(self._blank, self._context, packed)
 
         position = merged = 0
         waiting: list[State] = []

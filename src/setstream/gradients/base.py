@@ -13,6 +13,7 @@ Random modules in phi (dropout) draw the same numbers in both directions: each b
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,18 +28,18 @@ from torch.autograd.function import once_differentiable
 
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
-from setstream.pools.base import Context
-from setstream.sets.layout import Packed
+from setstream.pools.base import Context, Want, select_sets
+from setstream.pools.kernels.shared_rows import add_bar
+from setstream.pools.kernels.weighted_sums import block_size
+from setstream.sets.layout import Packed, tiles
 from setstream.states import reduce
-from setstream.states.accumulators import accumulator_dtype
+from setstream.states.accumulators import accumulator_dtype, align
 from setstream.states.state import State
 
 Name = tuple[str, str]  # of an accumulator, and of a tensor in it
 Module = TypeVar("Module", bound=nn.Module)
 PullBack = Callable[[dict[Any, Tensor]], list[Tensor | None]]  # from cotangents to the gradients of inputs
 
-# Blocks without a graph may be larger than chunk_size: as many elements as keep about this many numbers in memory.
-FORWARD_NUMBERS = 2**22
 # Modules that are known to draw no random numbers.
 DETERMINISTIC = (nn.Sequential, nn.Linear, nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LayerNorm, nn.Identity, nn.Conv2d, nn.Flatten)
 # Held while the process-wide generators are seeded for a block, or drawn from: threads would change each other's numbers.
@@ -76,11 +77,10 @@ def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
 
 
 def forward_size(encoder: SetEncoder, sets: Batch, options: Options) -> int:
-    """How many elements a block without a graph may have: by the element's size and four times phi's widest layer."""
-    widths = [module.out_features for module in encoder.phi.modules() if isinstance(module, nn.Linear)]
-    widths += [module.embedding_dim for module in encoder.phi.modules() if isinstance(module, nn.Embedding)]
-    numbers_each = max(1, sets.sample.numel() + 4 * max(encoder.pool.in_dim or 0, *widths, 0))
-    return max(options.chunk_size * len(sets), FORWARD_NUMBERS // numbers_each)
+    """How many elements a block without a graph may have: any number if the encoder cuts blocks itself."""
+    if encoder.pool.consistent and not may_be_random(encoder.phi):
+        return sys.maxsize
+    return max(options.chunk_size * len(sets), encoder.tile_size(sets.sample))
 
 
 class GradientSums:
@@ -132,6 +132,13 @@ class Leaves(Generic[Module]):
     def sums(self) -> GradientSums:
         """Zero sums for all leaves, and for the parameters themselves."""
         return GradientSums([*self._targets, *self.parameters])
+
+    def add_context(self, sums: GradientSums, bars: Context) -> None:
+        """Add gradients of the context that were computed without autograd."""
+        graded = [name for name, tensor in self.context.items() if tensor.requires_grad]
+        for index, name in enumerate(graded, start=len(self._targets) - len(graded)):
+            if name in bars:
+                sums.sums[index] = _sum(sums.sums[index], bars[name])
 
     def totals(self, sums: GradientSums) -> list[Tensor | None]:
         """The sums for the inputs."""
@@ -194,23 +201,24 @@ class Pass:
         with drawing:
             return int(torch.randint(2**62, ())) if any(module.training for module in self.encoder.phi.modules()) else None
 
-    def features(self, index: int, elements: Tensor, encoder: SetEncoder | None = None) -> Tensor:
-        """phi of a block's elements, with the same random numbers each time."""
+    def features(self, index: int, elements: Tensor, encoder: SetEncoder | None = None, again: bool = False) -> Tensor:
+        """phi of a block's elements, with the same random numbers each time; `again`: after the forward pass, which checks."""
         with self._random_numbers_of(index), self.autocast():
-            return (encoder or self.encoder).features(elements)
+            return (encoder or self.encoder).features(elements, known=again)
 
-    def forward(self, blocks: Iterable[Packed], absorb: Callable[[int, Packed, Tensor], State] | None = None) -> Forward:
-        """The state of all blocks of all ranks; `absorb` replaces the encoder's `absorb`."""
+    def forward(self, blocks: Iterable[Packed], keep: Callable[[int, Tensor], None] | None = None) -> Forward:
+        """The state of all blocks of all ranks; `keep` gets the features of each."""
         state, group = self.empty, self.options.group
         owners = {name: a.new_owners(-1) for name, a in state.accumulators.items() if a.owned_by_one_element}
+        together = keep is None and not may_be_random(self.encoder.phi)
         for index, block in enumerate(blocks):
-            if self.options.one_chunk and any(map(min, state.count.tolist(), block.lengths)):
+            if self.options.one_chunk and any(map(min, state.count.tolist()[block.first :], block.lengths)):
                 raise self.encoder.pool.inconsistent()
-            features = self.features(index, block.elements)
-            if absorb is None:
-                chunk = self.encoder.absorb(self.empty, self.prepared, block, features)
-            else:
-                chunk = absorb(index, block, features)
+            features = None if together else self.features(index, block.elements)
+            if keep is not None and features is not None:
+                keep(index, features)
+            with self.autocast():
+                chunk = self.encoder.absorb(self.empty, self.prepared, block, features).widened()
             for name, numbers in owners.items():
                 accumulator = chunk.accumulators[name]
                 owners[name] = state.accumulators[name].merge_owners(accumulator, numbers, accumulator.new_owners(index))
@@ -223,14 +231,31 @@ class Pass:
 
     def recompute(self, index: int, block: Packed, elements: Tensor) -> State:
         """A block's state as a function of the leaves and of `elements`."""
+        return self.absorb(block, self.recompute_features(index, elements))
+
+    def recompute_features(self, index: int, elements: Tensor) -> Tensor:
+        """A block's features as a function of the leaves and of `elements`."""
         with torch.set_grad_enabled(self.learns_phi):
-            features = self.features(index, elements, self.leaves.module)
-        return self.absorb(block, features)
+            return self.features(index, elements, self.leaves.module, again=True)
+
+    @property
+    def owned(self) -> bool:
+        """Whether single elements own entries of the state (a maximum)."""
+        return any(accumulator.owned_by_one_element for accumulator in self.empty.accumulators.values())
 
     def absorb(self, block: Packed, features: Tensor) -> State:
         """A block's state as a function of the leaves and of its features."""
         with torch.enable_grad(), self.autocast():
             return self.leaves.module.absorb(self.empty, self.leaves.context, block, features)
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the pool has a derivative of its own: blocks need no graph through it."""
+        return self.encoder.pool.has_pull_back
+
+    def way_back(self, forward: Forward, cotangents: dict[Name, Tensor]) -> WayBack:
+        """The pool's own derivative, given the cotangents of the state."""
+        return WayBack(self, forward, cotangents)
 
     @cached_property
     def leaves(self) -> Leaves[SetEncoder]:
@@ -281,6 +306,43 @@ class Pass:
             finally:
                 for generator, state in before:
                     generator.set_state(state)
+
+
+class WayBack:
+    """The backward pass through a pool that has a derivative of its own, tile by tile."""
+
+    def __init__(self, run: Pass, forward: Forward, cotangents: dict[Name, Tensor]) -> None:
+        self.run, self.pool = run, run.encoder.pool
+        self.context = {name: tensor.detach() for name, tensor in run.prepared.items()}
+        dtype = max((tensor.dtype for tensor in self.context.values()), key=lambda dtype: dtype.itemsize)
+        tensors = {(name, key): t for name, part in forward.state.accumulators.items() for key, t in part.tensors.items()}
+        self.whole = {name: t.detach().to(dtype) for name, t in (tensors | cotangents).items()}
+        self.graded = set(cotangents)
+        wide = accumulator_dtype(run.empty.device)
+        #: The gradients of the context, summed over all blocks.
+        self.bars = {name: torch.zeros_like(tensor, dtype=wide) for name, tensor in self.context.items()}
+
+    def __call__(self, block: Packed, features: Tensor, want: Want = "rows", factor: Tensor | None = None) -> Tensor:
+        """The cotangents (M, in_dim) of a block's features (M, in_dim), or their norms (M,); times a factor per set."""
+        all_sets = self.whole
+        if factor is not None:
+            all_sets = all_sets | {name: t * align(factor.to(t), t) for name, t in all_sets.items() if name in self.graded}
+        result = features.new_empty(features.shape[:1] if want == "norms" else features.shape)
+        size = block_size(features.device, max(self.pool.width, features.shape[-1]))
+        batch = len(self.run.empty)
+        with torch.no_grad(), self.run.autocast():
+            for tile in tiles(block.lengths, size, block.first):
+                here = slice(tile.start, tile.stop)
+                for sets, where, dense, mask in tile.groups(features[here]):
+                    context, whole = self.context, all_sets
+                    if len(sets) < batch:
+                        context, whole = select_sets(context, sets), select_sets(whole, sets)
+                    to_features, to_context = self.pool.pull_back(context, dense, mask, whole, want)
+                    if to_features is not None:
+                        result[here][where] = to_features.flatten(0, 1) if mask is None else to_features[mask]
+                    for name, bar in to_context.items():
+                        add_bar(self.bars[name], bar, sets)
+        return result
 
 
 def graded_tensors(state: State) -> dict[Name, Tensor]:

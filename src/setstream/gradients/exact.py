@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.gradients.base import Forward, Name, Pass
+from setstream.gradients.base import Forward, Name, Pass, draws_numbers, forward_size
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.sets.layout import Packed
@@ -20,9 +20,10 @@ from setstream.states.accumulators import align
 def exact(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z, with the gradient of all blocks."""
     run = Pass(encoder, sets, options)
-    blocks = sets.blocks(options.chunk_size * len(sets))
+    blocks = sets.blocks(min(options.chunk_size * len(sets), encoder.tile_size(sets.sample)))
+    apart = run.owned or draws_numbers(encoder, sets.sample)
     with torch.no_grad():
-        forward = run.forward(blocks)
+        forward = run.forward(blocks if apart else sets.blocks(forward_size(encoder, sets, options)))
     return run.encode(forward, Recomputation(run, forward, AllBlocks(blocks)))
 
 
@@ -47,14 +48,23 @@ class Recomputation:
         run = self.run
         to_elements = None if run.learned is None else torch.zeros_like(run.learned)
         sums = run.leaves.sums()
+        way_back = run.way_back(self.forward, cotangents) if run.explicit else None
         for index, block, factor in self.carriers:
             elements = block.elements.detach().requires_grad_(to_elements is not None)
-            parts = self.forward.contributions(index, run.recompute(index, block, elements))
-            weighted = [
-                cotangents[name] if factor is None else cotangents[name] * align(factor.to(part), part)
-                for name, part in parts.items()
-            ]
-            extra = sums.add(parts.values(), weighted, () if to_elements is None else (elements,))
-            if to_elements is not None and extra[0] is not None:
-                to_elements[block.positions] += extra[0]
+            extra = () if to_elements is None else (elements,)
+            if way_back is None:
+                parts = self.forward.contributions(index, run.recompute(index, block, elements))
+                weighted = [
+                    cotangents[name] if factor is None else cotangents[name] * align(factor.to(part), part)
+                    for name, part in parts.items()
+                ]
+                gradients = sums.add(parts.values(), weighted, extra)
+            else:
+                features = run.recompute_features(index, elements)
+                bars = way_back(block, features.detach(), "rows" if run.learns_phi else None, factor)
+                gradients = sums.add([features], [bars], extra)
+            if to_elements is not None and gradients[0] is not None:
+                to_elements[block.positions] += gradients[0]
+        if way_back is not None:
+            run.leaves.add_context(sums, way_back.bars)
         return run.gradients(sums, to_elements)

@@ -25,33 +25,24 @@ from setstream.errors import ConfigurationError
 from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers, forward_size
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
+from setstream.pools.kernels.cheap_layers import CheapLayers
 from setstream.sets.layout import Packed
-from setstream.states.state import State
 
 FLOOR = 0.1
 
 
 class RecomputedFeatures:
-    """Nothing is kept: two more forward passes of phi without a graph. The base of the other caches."""
-
-    #: Whether `graph` gives the graphs of the forward pass, which other backward passes need as well.
-    keeps_graphs = False
+    """Nothing is kept: another forward pass of phi without a graph. The base of the other caches."""
 
     def __init__(self, run: Pass) -> None:
         self.run = run
 
-    def absorb(self, index: int, block: Packed, features: Tensor) -> State:
-        """The state of a block in the forward pass."""
-        return self.run.encoder.absorb(self.run.empty, self.run.prepared, block, features)
+    def keep(self, index: int, features: Tensor) -> None:
+        """Keep the features of a block in the forward pass."""
 
     def features(self, index: int, block: Packed) -> Tensor:
         """The features of a block in the backward pass, without a graph."""
-        return self.run.features(index, block.elements)
-
-    def graph(self, index: int, block: Packed) -> tuple[Tensor, State]:
-        """The features of a block as a leaf, and its state as a function of them."""
-        features = self.features(index, block).detach().requires_grad_(self.run.learns_phi)
-        return features, self.run.absorb(block, features)
+        return self.run.features(index, block.elements, again=True)
 
 
 class FeaturesInFiles(RecomputedFeatures):
@@ -63,10 +54,9 @@ class FeaturesInFiles(RecomputedFeatures):
             raise ConfigurationError(f"features must be 'cache', 'recompute' or an existing folder; got {str(folder)!r}")
         self.folder = tempfile.TemporaryDirectory(prefix="setstream-features-", dir=folder)
 
-    def absorb(self, index: int, block: Packed, features: Tensor) -> State:
+    def keep(self, index: int, features: Tensor) -> None:
         kept = features.detach().cpu()
         np.save(self._path(index), (kept if kept.dtype == torch.float64 else kept.float()).numpy())
-        return super().absorb(index, block, features)
 
     def features(self, index: int, block: Packed) -> Tensor:
         return torch.from_numpy(np.load(self._path(index))).to(self.run.empty.device)
@@ -76,36 +66,28 @@ class FeaturesInFiles(RecomputedFeatures):
 
 
 class FeaturesInMemory(RecomputedFeatures):
-    """Features and the pool's graph in memory: for a folded UMBC one weight per element and slot."""
-
-    keeps_graphs = True
+    """Features in memory."""
 
     def __init__(self, run: Pass) -> None:
         super().__init__(run)
-        self.graphs: dict[int, tuple[Tensor, State]] = {}
+        self.kept: dict[int, Tensor] = {}
 
-    def absorb(self, index: int, block: Packed, features: Tensor) -> State:
-        features = features.detach().requires_grad_(self.run.learns_phi)
-        chunk = self.run.absorb(block, features)
-        self.graphs[index] = features, chunk
-        return chunk.detach()
+    def keep(self, index: int, features: Tensor) -> None:
+        self.kept[index] = features.detach()
 
-    def graph(self, index: int, block: Packed) -> tuple[Tensor, State]:
-        return self.graphs[index]
+    def features(self, index: int, block: Packed) -> Tensor:
+        return self.kept[index]
 
 
 def open_cache(features: str | Path, run: Pass) -> RecomputedFeatures:
-    """The cache that the option `features` names."""
-    if features == "cache":
-        return FeaturesInMemory(run)
-    return RecomputedFeatures(run) if features == "recompute" else FeaturesInFiles(run, features)
+    """The cache that the option `features` names; cheap layers are computed again sooner than read from memory."""
+    if features == "recompute" or (features == "cache" and CheapLayers.of(run.encoder.phi) is not None):
+        return RecomputedFeatures(run)
+    return FeaturesInMemory(run) if features == "cache" else FeaturesInFiles(run, features)
 
 
-def importance(encoder: SetEncoder, sets: Batch, options: Options, norm: float = 2.0) -> Any:
-    """z, with the exact gradient through the pool and a sampled one through phi.
-
-    norm: of g_j; Euclidean is the default. docs/results/gradients.md has measurements of it and of the floor.
-    """
+def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
+    """z, with the exact gradient through the pool and a sampled one through phi."""
     if draws_numbers(encoder, sets.sample):
         raise ConfigurationError(
             "phi draws random numbers (a dropout in training mode), and 'importance' recomputes single elements, whose masks "
@@ -113,80 +95,98 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options, norm: float =
         )
     run = Pass(encoder, sets, options)
     cache = open_cache(options.features, run)
-    size = forward_size(encoder, sets, options)
-    if not cache.keeps_graphs:  # a block has a graph through the pool, which takes several times its memory
-        size = max(options.chunk_size * len(sets), size // 4)
-    blocks = sets.blocks(size)
+    blocks = sets.blocks(max(options.chunk_size * len(sets), encoder.tile_size(sets.sample)))
+    apart = run.owned or type(cache) is not RecomputedFeatures
     with torch.no_grad():
-        forward = run.forward(blocks, cache.absorb)
-    return run.encode(forward, ImportanceSampling(run, forward, blocks, cache, norm))
+        forward = run.forward(blocks, cache.keep) if apart else run.forward(sets.blocks(forward_size(encoder, sets, options)))
+    return run.encode(forward, ImportanceSampling(run, forward, blocks, cache))
 
 
 class ImportanceSampling:
     """The backward pass: exact through the pool for all elements, through phi for the drawn ones."""
 
-    def __init__(self, run: Pass, forward: Forward, blocks: Iterable[Packed], cache: RecomputedFeatures, norm: float) -> None:
-        self.run, self.forward, self.blocks, self.cache, self.norm = run, forward, blocks, cache, norm
+    def __init__(self, run: Pass, forward: Forward, blocks: Iterable[Packed], cache: RecomputedFeatures) -> None:
+        self.run, self.forward, self.blocks, self.cache = run, forward, blocks, cache
 
     def __call__(self, cotangents: dict[Name, Tensor]) -> list[Tensor | None]:
         """The gradients of all inputs, given those of the state."""
-        sums, learned = self.run.leaves.sums(), self.run.learned
-        to_elements = None if learned is None else torch.zeros_like(learned)
+        run, learned = self.run, self.run.learned
+        sums = run.leaves.sums()
+        way_back = run.way_back(self.forward, cotangents) if run.explicit else None
         kept: dict[int, Tensor] = {}
-        norms: dict[int, Tensor] = {}
-        lengths: list[list[int]] = []
+        norms: list[Tensor] = []
         for index, block in enumerate(self.blocks):
+            if way_back is not None:
+                norms.append(way_back(block, self.cache.features(index, block), "norms" if run.learns_phi else None))
+                continue
             for g in self._through_pool(index, block, cotangents, sums):
-                norms[index] = torch.linalg.vector_norm(g, self.norm, dim=1)
-                lengths.append(block.lengths)
-                if self.cache.keeps_graphs:
+                norms.append(torch.linalg.vector_norm(g, dim=1))
+                if isinstance(self.cache, FeaturesInMemory):
                     kept[index] = g
-        drawn = self._draw(norms, lengths) if norms else {}
-        rows, weighted, positions = [], [], []
+        if way_back is not None:
+            run.leaves.add_context(sums, way_back.bars)
+        drawn = self._draw(norms) if norms and run.learns_phi else {}
+        rows, weighted, positions, owner = [], [], [], []
         for index, block in enumerate(self.blocks if drawn else ()):
-            chosen, weights = drawn.get(index, (None, None))
-            if chosen is not None and weights is not None:
+            if index not in drawn:
+                continue
+            chosen, weights, sets = drawn[index]
+            rows.append(block.elements[chosen])
+            owner.append(sets)
+            weights = weights.unsqueeze(1)
+            if way_back is None:
                 (g,) = [kept[index]] if index in kept else self._through_pool(index, block, cotangents, GradientSums([]))
-                rows.append(block.elements[chosen])
-                weighted.append(g[chosen] * weights[:, None].to(g.dtype))
-                if learned is not None:
-                    positions.append(torch.arange(len(learned), device=learned.device)[block.positions][chosen])
+                weights = g[chosen] * weights.to(g.dtype)
+            weighted.append(weights)
+            if learned is not None:
+                positions.append(torch.arange(len(learned), device=learned.device)[block.positions][chosen])
+        to_elements = None if learned is None else torch.zeros_like(learned)
         if rows:  # they are few: one graph for all of them, and one gradient of each weight
-            elements = torch.cat(rows).detach().requires_grad_(learned is not None)
-            with torch.enable_grad(), self.run.autocast():
-                features = self.run.leaves.module.features(elements)
-            extra = sums.add([features], [torch.cat(weighted)], () if learned is None else (elements,))
+            order = torch.cat(owner).argsort(stable=True)  # set by set
+            elements = torch.cat(rows)[order.to(rows[0].device)].detach().requires_grad_(learned is not None)
+            with torch.enable_grad(), run.autocast():
+                features = run.leaves.module.features(elements, known=True)
+            bars = torch.cat(weighted)[order.to(features.device)]
+            if way_back is not None:
+                lengths = torch.bincount(torch.cat(owner), minlength=len(run.empty)).tolist()
+                drawn_back = run.way_back(self.forward, cotangents)
+                bars = drawn_back(Packed(elements, lengths), features.detach()) * bars.to(features.dtype)
+            extra = sums.add([features], [bars], () if learned is None else (elements,))
             if to_elements is not None and extra[0] is not None:
-                to_elements[torch.cat(positions)] += extra[0]
-        return self.run.gradients(sums, to_elements)
+                to_elements[torch.cat(positions)[order.to(to_elements.device)]] += extra[0]
+        return run.gradients(sums, to_elements)
 
     def _through_pool(self, index: int, block: Packed, cotangents: dict[Name, Tensor], sums: GradientSums) -> list[Tensor]:
-        """[g] of a block's elements, or [] where nothing before the pool learns. The gradients of leaves go into `sums`."""
-        features, chunk = self.cache.graph(index, block)
-        parts = self.forward.contributions(index, chunk)
+        """[g] of a block's elements by autograd, or [] if nothing before the pool learns. Other gradients go into `sums`."""
+        features = self.cache.features(index, block).detach().requires_grad_(self.run.learns_phi)
+        parts = self.forward.contributions(index, self.run.absorb(block, features))
         extra = (features,) if self.run.learns_phi else ()
-        gradients = sums.add(parts.values(), [cotangents[name] for name in parts], extra, again=self.cache.keeps_graphs)
-        return [g for g in gradients if g is not None]
+        return [g for g in sums.add(parts.values(), [cotangents[name] for name in parts], extra) if g is not None]
 
-    def _draw(self, norms: dict[int, Tensor], lengths: list[list[int]]) -> dict[int, tuple[Tensor, Tensor]]:
-        """For each block with drawn elements: their positions in it, and 1/π of each."""
+    def _draw(self, norms: list[Tensor]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+        """For each block with drawn elements: their positions in it, 1/π of each, and its set."""
         sets, options = len(self.run.empty), self.run.options
+        owners = [
+            torch.arange(block.first, block.first + len(block)).repeat_interleave(torch.tensor(block.lengths))
+            for block in self.blocks
+        ]
+        owner = torch.cat(owners)
         # On the CPU, in float64, which not every device has: a few numbers for each element.
-        owner = torch.arange(sets).repeat(len(lengths)).repeat_interleave(torch.tensor(lengths).flatten())
-        size = torch.cat(list(norms.values())).cpu().double()
+        size = torch.cat(norms).cpu().double()
         mean = sum_by(owner, size, sets) / torch.bincount(owner, minlength=sets).clamp(min=1)
         weights = torch.where(size > 0, size + options.floor * mean[owner], 0.0)
         probabilities = inclusion_probabilities(weights, owner, sets, options.grad_chunks * options.chunk_size)
         with drawing:
             chosen = systematic_draw(probabilities, owner, sets, options.generator).sort().values
-        drawn: dict[int, tuple[Tensor, Tensor]] = {}
+        drawn = {}
         start = 0
-        for index, block_norms in norms.items():
-            low, high = torch.searchsorted(chosen, torch.tensor([start, start + len(block_norms)])).tolist()
+        for index, of_block in enumerate(norms):
+            low, high = torch.searchsorted(chosen, torch.tensor([start, start + len(of_block)])).tolist()
             if high > low:
-                of_block, device = chosen[low:high], block_norms.device
-                drawn[index] = (of_block - start).to(device), probabilities[of_block].reciprocal().float().to(device)
-            start += len(block_norms)
+                here, device = chosen[low:high], of_block.device
+                inverse = probabilities[here].reciprocal().float().to(device)
+                drawn[index] = (here - start).to(device), inverse, owner[here]
+            start += len(of_block)
         return drawn
 
 

@@ -21,8 +21,7 @@ from setstream.states.accumulators import align
 def unbiased(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z of all elements, with the gradient of the drawn chunks."""
     run = Pass(encoder, sets, options)
-    owned = any(accumulator.owned_by_one_element for accumulator in run.empty.accumulators.values())
-    apart = owned or draws_numbers(encoder, sets.sample)
+    apart = run.owned or draws_numbers(encoder, sets.sample)
     with drawing:
         size = forward_size(encoder, sets, options)
         blocks, carriers = sets.draw(options.grad_chunks, options.replacement, size, apart)

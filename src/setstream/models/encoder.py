@@ -5,6 +5,7 @@ y = head(z)                                            any set function: the slo
 """
 
 import cmath
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from typing import Any, ClassVar
@@ -17,10 +18,15 @@ from setstream.errors import ConfigurationError, DeviceError, MismatchError, Non
 from setstream.models import checks
 from setstream.models.pretrained import Pretrained
 from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, select_sets
-from setstream.sets.layout import Packed, Sets, pack
+from setstream.pools.kernels.cheap_layers import CheapLayers
+from setstream.pools.kernels.weighted_sums import block_size
+from setstream.sets.layout import Packed, Sets, Tile, pack, tiles
+from setstream.states.accumulators.pieces import Pieces
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
+# Numbers in memory while phi reads a block of elements without a graph.
+BLOCK_NUMBERS = 2**21
 # What is computed once per encoder and weights: the width of its features, and an example of its states.
 _cache: WeakKeyDictionary[Origin, dict[str, Any]] = WeakKeyDictionary()
 
@@ -109,11 +115,10 @@ class SetEncoder(Pretrained, nn.Module):
                 raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
             if self.pool.refuse_chunks(chunks) and any(map(min, state.count.tolist(), packed.lengths)):
                 raise self.pool.inconsistent()
-        features = self.features(packed.elements)
         context = None if torch.is_grad_enabled() else state.context  # with a graph, the slots need a gradient
         if context is None:
             context = self.pool.prepare(state)
-        absorbed = self.absorb(state, context, packed, features)
+        absorbed = self.absorb(state, context, packed)
         merged = absorbed.widened() if fresh else state + absorbed
         merged.context = None if torch.is_grad_enabled() else context
         return merged
@@ -138,22 +143,37 @@ class SetEncoder(Pretrained, nn.Module):
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
         """The encoding z of whole sets: the same as `finalize(update(None, sets))`, and faster if all have one size."""
         packed = pack(sets, mask)
-        if len(set(packed.lengths)) == 1 and packed.lengths[0]:
+        if torch.is_grad_enabled() and len(set(packed.lengths)) == 1 and packed.lengths[0]:
             features = self.features(packed.elements)
             return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
         return self.finalize(self._update(None, packed))
 
-    def features(self, elements: Tensor) -> Tensor:
-        """The features (M, in_dim) that phi makes of (M, ...) elements, checked."""
-        checks.check_phi(self.phi)
-        if self.device not in (None, elements.device):
-            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {self.device}: move one of them")
-        if self.check_finite and not all_finite(elements):
+    def features(self, elements: Tensor, *, known: bool = False) -> Tensor:
+        """The features (M, in_dim) that phi makes of (M, ...) elements, checked. known: both are known to be finite."""
+        self._check_phi(elements)
+        look = self.check_finite and not known
+        if look and not all_finite(elements):
             raise checks.non_finite(elements)
+        features = self._phi(elements)
+        if look and not all_finite(features):
+            raise NonFiniteError(
+                "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
+                "added to any state; check_finite=False switches this check off."
+            )
+        return features
+
+    def _check_phi(self, elements: Tensor) -> None:
+        checks.check_phi(self.phi)
+        device = self.device
+        if device not in (None, elements.device):
+            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {device}: move one of them")
+
+    def _phi(self, elements: Tensor, phi: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """phi (or the same, computed otherwise) of the elements; the shape of its result is checked."""
         if not len(elements) and self.pool.in_dim is not None:
             return torch.empty(0, self.pool.in_dim, device=elements.device, dtype=self._feature_dtype())
         try:
-            features: Tensor = self.phi(self.cast(elements))
+            features: Tensor = (phi or self.phi)(self.cast(elements))
         except (RuntimeError, IndexError) as error:
             if wrong := checks.unreadable(self.phi, elements):
                 raise ShapeError(wrong) from error
@@ -162,11 +182,6 @@ class SetEncoder(Pretrained, nn.Module):
                 error.add_note(checks.ONE_SET)
             raise
         checks.check_features(self.phi, elements, features, self.pool.in_dim)
-        if self.check_finite and not all_finite(features):
-            raise NonFiniteError(
-                "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
-                "added to any state; check_finite=False switches this check off."
-            )
         return features if features.is_floating_point() else features.to(self._feature_dtype())
 
     def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Any:
@@ -190,24 +205,62 @@ class SetEncoder(Pretrained, nn.Module):
             features = features.new_zeros(mask.numel(), features.shape[-1]).masked_scatter(mask.reshape(-1, 1), features)
         return weigh(features.unflatten(0, chunk.shape[:2]), state, mask)
 
-    def absorb(self, state: State, context: Context, packed: Packed, features: Tensor) -> State:
-        """The state of a chunk alone, from its features (M, in_dim) and the context of the pass; with the draw of `state`."""
-        device = features.device
-        order: list[int] = []
-        pieces: list[State] = []
-        for rows, block, mask in packed.groups(features):
-            whole = len(rows) == len(packed)
-            parts = self.pool.accumulate(context if whole else select_sets(context, rows), block, mask)
-            pieces.append(State(parts, torch.tensor([packed.lengths[row] for row in rows], device=device)))
-            order += rows
-        idle = [row for row, length in enumerate(packed.lengths) if not length]
-        if idle:
-            count = torch.zeros(len(idle), dtype=torch.int64, device=device)
-            pieces.append(State(self.pool.empty_accumulators(len(idle), device, features.shape[-1]), count))
-            order += idle
-        chunk = pieces[0] if len(pieces) == 1 else State.cat(pieces)[torch.tensor(order, device=device).argsort()]
-        # The draw is shared, not absorbed.
-        return State(state.accumulators | chunk.accumulators, chunk.count, state.origin)
+    def absorb(self, state: State, context: Context, packed: Packed, features: Tensor | None = None) -> State:
+        """The state of a chunk alone, with the draw of `state`.
+
+        Args:
+            state: The state whose sets the chunk belongs to.
+            context: The context of the pass.
+            packed: The elements.
+            features: What phi makes of them, if that is known. Otherwise phi is computed: a chain of cheap layers together with
+                the pool, tile by tile.
+        """
+        pieces, device = Pieces(len(state)), packed.elements.device
+        if features is not None or torch.is_grad_enabled() or not self.pool.consistent:
+            features = self.features(packed.elements) if features is None else features
+            self._absorb_tile(pieces, context, Tile(0, packed.first, packed.lengths), features)
+        else:
+            self._absorb_tiles(pieces, context, packed)
+        if idle := pieces.missing():
+            width = self._feature_width() if features is None else features.shape[-1]
+            pieces.add(idle, self.pool.empty_accumulators(len(idle), device, width))
+        before, after = packed.first, len(state) - packed.first - len(packed)
+        count = torch.tensor([0] * before + packed.lengths + [0] * after, device=device)
+        return State(state.accumulators | pieces.merged(), count, state.origin)  # the draw is shared, not absorbed
+
+    def _absorb_tile(self, pieces: Pieces, context: Context, tile: Tile, features: Tensor) -> None:
+        for group in tile.groups(features):
+            whole = len(group.sets) == pieces.batch
+            some = context if whole else select_sets(context, group.sets)
+            pieces.add(group.sets, self.pool.accumulate(some, group.features, group.mask))
+
+    def _absorb_tiles(self, pieces: Pieces, context: Context, packed: Packed) -> None:
+        """phi and the pool on each tile. Where the sums show NaN and infinity, they are looked for once, at the end."""
+        self._check_phi(packed.elements)
+        layers = CheapLayers.of(self.phi)
+        late = self.check_finite and self.pool.sums_only
+        phi: CheapLayers | None = None
+        if layers is not None and self.pool.sums_only and not torch.is_autocast_enabled(packed.elements.device.type):
+            phi = CheapLayers(layers)
+        sums: list[Tensor] = []
+        cut = tiles(packed.lengths, self.tile_size(packed.elements, layers), packed.first)
+        for tile in cut:
+            elements = packed.elements if len(cut) == 1 else packed.elements[tile.start : tile.stop]
+            features = self._phi(elements, phi) if late or not self.check_finite else self.features(elements)
+            self._absorb_tile(pieces, context, tile, features)
+            if late and layers != []:  # the identity's features are the elements
+                sums.append(elements.sum())
+        if late and not (pieces.finite() and (not sums or all_finite(torch.stack(sums)))):
+            self.features(packed.elements)  # raises the error
+
+    def tile_size(self, elements: Tensor, layers: list[nn.Module] | None = None) -> int:
+        """How many elements phi and the pool should read together: as fit a cache, or more if phi is not cheap."""
+        layers, example = CheapLayers.of(self.phi) if layers is None else layers, elements.numel() // max(1, len(elements))
+        if layers is not None:
+            return block_size(elements.device, max(CheapLayers.width(layers), self.pool.width, example))
+        widths = [module.out_features for module in self.phi.modules() if isinstance(module, nn.Linear)]
+        widths += [module.embedding_dim for module in self.phi.modules() if isinstance(module, nn.Embedding)]
+        return max(1, BLOCK_NUMBERS // (example + 4 * max(self.pool.width, *widths, 1)))
 
     def finalize_unchecked(self, state: State) -> Any:
         """`finalize` for a state that is known to be of this encoder."""

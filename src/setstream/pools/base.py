@@ -11,7 +11,7 @@ Your own pool defines these and nothing else; it can then read sets in any chunk
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,11 @@ from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
 Context = dict[str, Tensor]
+# The tensors of a whole set's accumulators by accumulator and name: cotangents where they carry a gradient, values elsewhere.
+Cotangents = dict[tuple[str, str], Tensor]
+
+Want = Literal["rows", "norms"] | None
+Key = TypeVar("Key")
 
 #: Methods of pools by their names in 0.1.
 RENAMED = {"empty_parts": "empty_accumulators", "draw_parts": "draw_accumulators", "absorb_parts": "accumulate"}
@@ -28,9 +33,11 @@ RENAMED = {"empty_parts": "empty_accumulators", "draw_parts": "draw_accumulators
 AVERAGE = "average"
 
 
-def select_sets(context: Context, rows: list[int] | slice) -> Context:
+def select_sets(context: dict[Key, Tensor], rows: list[int]) -> dict[Key, Tensor]:
     """The context of some sets of the batch. Tensors that are the same for all sets have batch size one and stay."""
-    return {name: tensor if len(tensor) == 1 else tensor[rows] for name, tensor in context.items()}
+    adjacent = rows[-1] - rows[0] + 1 == len(rows)
+    some = slice(rows[0], rows[-1] + 1) if adjacent else rows
+    return {name: tensor if len(tensor) == 1 else tensor[some] for name, tensor in context.items()}
 
 
 def named_tensors(z: Any, name: str = "z") -> Iterator[tuple[str, Tensor]]:
@@ -65,6 +72,21 @@ class Pool(nn.Module):
     in_dim: int | None = None
     #: Whether every partition of a set gives the same answer. A pool with False overrides `chunks_seen`, too.
     consistent: bool = True
+
+    @property
+    def width(self) -> int:
+        """The most numbers that it computes from one element: blocks of elements are chosen to keep them in a cache."""
+        return self.in_dim or 1
+
+    @property
+    def sums_only(self) -> bool:
+        """Whether the accumulators are sums of features: they show NaN and infinity, and keep no view of a feature."""
+        return False
+
+    @property
+    def has_pull_back(self) -> bool:
+        """Whether the pool has an explicit derivative, `pull_back`."""
+        return False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -105,6 +127,23 @@ class Pool(nn.Module):
             context: the result of `prepare`.
             features: (B, n, in_dim), n > 0, zero where masked.
             mask: (B, n), True for real elements; None if all are.
+        """
+        raise NotImplementedError
+
+    def pull_back(
+        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, want: Want
+    ) -> tuple[Tensor | None, Context]:
+        """The derivative of `accumulate` for one block, where the pool has one of its own (`has_pull_back`).
+
+        Args:
+            context: as in `accumulate`, of the sets of the block.
+            features: as in `accumulate`.
+            mask: as in `accumulate`.
+            whole: The cotangents of the accumulators of the whole sets, and their other tensors.
+            want: Of the features: "rows", their cotangents; "norms", the norms of these; or nothing.
+
+        Returns:
+            The cotangents of the features, (B, n, in_dim), or their norms, (B, n); and those of the context, for each set.
         """
         raise NotImplementedError
 

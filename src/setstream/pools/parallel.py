@@ -41,6 +41,14 @@ class Parallel(Pool):
         self.in_dim = next(iter(widths.values()), None)
         self.consistent = all(pool.consistent for pool in pools.values())
 
+    @property
+    def width(self) -> int:
+        return max(pool.width for _, pool in self._all())
+
+    @property
+    def sums_only(self) -> bool:
+        return any(pool.sums_only for _, pool in self._all())
+
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         return self._named({name: pool.empty_accumulators(batch, device, width) for name, pool in self._all()})
 

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
-from setstream.pools.base import Context, Pool
+from setstream.pools.base import Context, Cotangents, Pool, Want
 from setstream.pools.kernels.block_sums import log_weights
+from setstream.pools.kernels.shared_rows import pull_back, shared_rows
 from setstream.pools.kernels.weighted_sums import weighted_sums
 from setstream.pools.slots import Slots
 from setstream.states.accumulators import Accumulator, LogSums, Shared
@@ -112,6 +113,15 @@ class UMBC(Pool):
         self.value = nn.Linear(in_dim, out_dim, bias=bias)
         self.norm = nn.LayerNorm(out_dim) if norm_after else nn.Identity()
 
+    @property
+    def width(self) -> int:
+        """The most numbers that are computed from one element: its features and logits, or its keys and values."""
+        return max(self.heads * self.num_slots, self.key.in_features if self.folded else 2 * self.out_dim)
+
+    @property
+    def sums_only(self) -> bool:
+        return True  # 0 · ∞ and ∞ - ∞ are NaN
+
     def configuration(self) -> dict[str, Any]:
         activation = self.activation
         return {
@@ -153,9 +163,26 @@ class UMBC(Pool):
         with self._no_autocast():
             context, features = self._common(context, features)
             slots = (self.heads, self.num_slots)
-            project = None if self.folded else self._project_direct
             queries, offset = context["queries"], context.get("offset")
-            return {"pooled": weighted_sums(queries, features, project, offset, self.activation, slots, mask)}
+            if self.folded:
+                return {"pooled": shared_rows(queries, features, offset, self.activation, slots, mask)}
+            return {"pooled": weighted_sums(queries, features, self._project_direct, offset, self.activation, slots, mask)}
+
+    @property
+    def has_pull_back(self) -> bool:
+        return self.folded and type(self).accumulate is UMBC.accumulate
+
+    def pull_back(
+        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, want: Want
+    ) -> tuple[Tensor | None, Context]:
+        with self._no_autocast():
+            context, features = self._common(context, features)
+            names = ("shift", "numerator", "normaliser")
+            shift, numerator, normaliser = (whole["pooled", name].to(features.dtype) for name in names)
+            queries, offset = context["queries"].flatten(1, 2), context.get("offset")
+            bars = pull_back(queries, features, offset, self.activation, mask, shift, numerator.flatten(1, 2), normaliser, want)
+            to_context = {"queries": bars.queries.unsqueeze(1)}
+            return bars.rows, to_context if bars.offset is None else to_context | {"offset": bars.offset}
 
     def finalize(self, state: State) -> Tensor:
         with self._no_autocast():
@@ -166,30 +193,15 @@ class UMBC(Pool):
                 values, weight = pooled.true_sums()
             return self._to_slots(values, weight, state)
 
-    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """z of whole sets (B, N, in_dim). A folded softmax is ordinary attention: torch's fused kernel computes it."""
-        plain = type(self) is UMBC and self.activation == ACTIVATIONS["softmax"] and self.folded and mask is None
-        if not plain or features.dim() != 3 or features.shape[-1] != self.in_dim or not features.numel():
-            return super().forward(features, mask)
-        with self._no_autocast():
-            batch = len(features)
-            count = torch.full((batch,), features.shape[1], device=features.device)
-            state = State(self.draw_accumulators(batch, features.device, None), count)
-            context, rows = self._common(self.prepare(state), features.unsqueeze(1))
-            queries = context["queries"].expand(batch, -1, -1, -1)  # (B, 1, H K, in_dim)
-            values = F.scaled_dot_product_attention(queries, rows, rows, scale=1.0)
-            return self._to_slots(values.view(batch, self.heads, self.num_slots, -1), None, state)
-
-    def _to_slots(self, values: Tensor, weight: Tensor | None, state: State) -> Tensor:
-        """z from pooled values (B, H, K, E) and the factor of bv in each slot (B, H, K); None: one."""
+    def _to_slots(self, values: Tensor, weight: Tensor, state: State) -> Tensor:
+        """z from pooled values (B, H, K, E) and the factor of bv in each slot (B, H, K)."""
         dtype = torch.promote_types(self.value.weight.dtype, torch.float32)
         values = values.to(dtype).transpose(0, 1)  # (H, B, K, E)
         if self.folded:
             values = torch.bmm(values.flatten(1, 2), self._heads_of(self.value, dtype).mT).unflatten(1, values.shape[1:3])
         if self.value.bias is not None:
             bias = self.value.bias.to(dtype).view(self.heads, 1, 1, -1)
-            once = None if weight is None else weight.to(dtype).transpose(0, 1).unsqueeze(-1)
-            values = values + bias if once is None else torch.addcmul(values, once, bias)
+            values = torch.addcmul(values, weight.to(dtype).transpose(0, 1).unsqueeze(-1), bias)
         z = values.permute(1, 2, 0, 3).flatten(2)  # (B, K, d)
         if self.slot_residual:
             z = z + self._queries(state)

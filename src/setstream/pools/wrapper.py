@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.pools.base import Context, Pool
+from setstream.pools.base import Context, Cotangents, Pool, Want
 from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
@@ -29,6 +29,23 @@ class Wrapper(Pool):
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         return self.inner.accumulate(context, features, mask)
+
+    @property
+    def width(self) -> int:
+        return self.inner.width
+
+    @property
+    def sums_only(self) -> bool:
+        return type(self).accumulate is Wrapper.accumulate and self.inner.sums_only
+
+    @property
+    def has_pull_back(self) -> bool:
+        return type(self).accumulate is Wrapper.accumulate and self.inner.has_pull_back
+
+    def pull_back(
+        self, context: Context, features: Tensor, mask: Tensor | None, whole: Cotangents, want: Want
+    ) -> tuple[Tensor | None, Context]:
+        return self.inner.pull_back(context, features, mask, whole, want)
 
     def chunks_seen(self, state: State) -> Tensor | None:
         return self.inner.chunks_seen(state)

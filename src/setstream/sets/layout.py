@@ -5,8 +5,9 @@
     packed   a pair (x (ΣN_i, ...), ptr (B+1,)): set i is x[ptr[i]:ptr[i+1]], as in PyG
 
 All become `Packed`: the real elements of all sets one after another, and the length of each set. phi therefore never sees
-padding (which may be anything, even NaN), and a set gives the same result in every layout. Pools work on dense blocks, so
-`Packed.groups` regroups features by size: sets of one length as a view, others padded to less than twice their size.
+padding (which may be anything, even NaN), and a set gives the same result in every layout. Pools work on dense blocks:
+`tiles` cuts them to a size that fits a cache, and regroups features: sets of one length as a view, others padded to less than
+twice their size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,36 +30,18 @@ Sets: TypeAlias = "Array | Sequence[Array] | tuple[Array, Array]"
 
 @dataclass(frozen=True)
 class Packed:
-    """The elements (ΣN_i, ...) of B sets, one after another; their lengths, and their `positions` where they were cut from."""
+    """The elements (ΣN_i, ...) of B sets, one after another, and their lengths.
+
+    If they were cut from others: their `positions` there, and the number of the `first` set.
+    """
 
     elements: Tensor
     lengths: list[int]
     positions: Tensor | slice | None = None
+    first: int = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
-
-    def groups(self, features: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-        """Dense blocks of `features` (ΣN_i, D): which sets (not empty ones), (b, n, D), and a mask (b, n) if padded."""
-        starts = [0, *accumulate(self.lengths)]
-        buckets: dict[int, list[int]] = {}
-        for index, length in enumerate(self.lengths):
-            if length:
-                buckets.setdefault((length - 1).bit_length(), []).append(index)
-        for rows in buckets.values():
-            first, last, length = starts[rows[0]], starts[rows[-1] + 1], self.lengths[rows[0]]
-            if last - first == length * len(rows) and all(self.lengths[row] == length for row in rows):
-                block = features if last - first == len(features) else features[first:last]  # a slice's backward is a copy
-                yield rows, block.unflatten(0, (len(rows), length)), None  # the sets are contiguous
-                continue
-            lengths = torch.tensor([self.lengths[row] for row in rows])
-            offsets = torch.arange(int(lengths.max()))
-            mask = offsets < lengths[:, None]
-            # Padding repeats an element of the same set: finite like all features, and masked.
-            positions = torch.tensor([starts[row] for row in rows])[:, None] + offsets.minimum(lengths[:, None] - 1)
-            # index_select takes a fifth of the time of indexing with positions, and its backward adds rows in order.
-            block = features.index_select(0, positions.flatten().to(features.device)).unflatten(0, mask.shape)
-            yield rows, block, mask.to(features.device)
 
 
 def from_array(array: np.ndarray) -> Tensor:
@@ -157,3 +140,81 @@ def _pack_pointers(sets: tuple[object, ...]) -> Packed:
         came = f"{bounds[:8]}{'...' if len(bounds) > 8 else ''}"
         raise ShapeError(f"ptr must rise from 0 to len(x) = {len(x) if x.dim() else 0}; got {came}")
     return Packed(x, lengths)
+
+
+class Group(NamedTuple):
+    """A dense block of features."""
+
+    sets: list[int]  # which of the batch, without empty ones
+    where: slice | Tensor  # where its elements are in the tile
+    features: Tensor  # (b, m, D)
+    mask: Tensor | None  # (b, m), if padded
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A slice of packed elements: where it starts, the first of its sets, and how many elements of each it has."""
+
+    start: int
+    first: int
+    lengths: list[int]
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        return self.start + sum(self.lengths)
+
+    def groups(self, features: Tensor) -> Iterator[Group]:
+        """Its features (n, D) in dense blocks."""
+        lengths = self.lengths
+        if len(lengths) == 1 or min(lengths) == max(lengths):
+            if lengths[0]:
+                sets = [*range(self.first, self.first + len(lengths))]
+                yield Group(sets, slice(None), features.view(len(lengths), lengths[0], -1), None)
+            return
+        starts = [0, *accumulate(lengths)]
+        buckets: dict[int, list[int]] = {}
+        for index, length in enumerate(lengths):
+            if length:
+                buckets.setdefault((length - 1).bit_length(), []).append(index)
+        for rows in buckets.values():
+            sets = [self.first + row for row in rows]
+            begin, end, length = starts[rows[0]], starts[rows[-1] + 1], lengths[rows[0]]
+            if end - begin == length * len(rows) and all(lengths[row] == length for row in rows):
+                block = features if end - begin == len(features) else features[begin:end]  # a slice's backward is a copy
+                yield Group(sets, slice(begin, end), block.unflatten(0, (len(rows), length)), None)  # contiguous sets
+                continue
+            sizes = torch.tensor([lengths[row] for row in rows])
+            offsets = torch.arange(int(sizes.max()))
+            mask = offsets < sizes[:, None]
+            # Padding repeats an element of the same set: finite like all features, and masked.
+            positions = torch.tensor([starts[row] for row in rows])[:, None] + offsets.minimum(sizes[:, None] - 1)
+            # index_select takes a fifth of the time of indexing with positions, and its backward adds rows in order.
+            block = features.index_select(0, positions.flatten().to(features.device)).unflatten(0, mask.shape)
+            yield Group(sets, positions[mask].to(features.device), block, mask.to(features.device))
+
+
+def tiles(lengths: list[int], size: int, first_set: int = 0) -> list[Tile]:
+    """All elements of sets of these lengths, in tiles of at most `size`; longer sets are cut evenly.
+
+    >>> [(tile.start, tile.first, tile.lengths) for tile in tiles([2, 1, 0, 9, 3], 4)]
+    [(0, 0, [2, 1, 0]), (3, 3, [3]), (6, 3, [3]), (9, 3, [3]), (12, 4, [3])]
+    """
+    cut: list[Tile] = []
+    start = first = taken = 0
+    for index, length in enumerate(lengths):
+        if taken + length > size:
+            if taken:
+                cut.append(Tile(start, first_set + first, lengths[first:index]))
+            start, first, taken = start + taken, index, 0
+            if length > size:
+                parts = -(-length // size)
+                for part in range(parts):
+                    low, high = length * part // parts, length * (part + 1) // parts
+                    cut.append(Tile(start + low, first_set + index, [high - low]))
+                start, first = start + length, index + 1
+                continue
+        taken += length
+    if first < len(lengths) and taken:
+        cut.append(Tile(start, first_set + first, lengths[first:]))
+    return cut

@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from setstream.errors import ShapeError
-from setstream.sets.layout import Packed
+from setstream.sets.layout import Packed, tiles
 
 # Index lists: for each set, one list (or tensor) of element positions for each chunk.
 Given: TypeAlias = "Sequence[Sequence[Sequence[int] | Tensor]]"
@@ -35,15 +35,16 @@ Carriers: TypeAlias = "Iterable[tuple[int, Packed, Tensor | None]]"
 
 @dataclass(frozen=True)
 class Piece:
-    """Some elements of each set: where they are in the packed elements, and how many of each set."""
+    """Some elements of consecutive sets: where they are in the packed elements, how many of each set, and the first set."""
 
     positions: Tensor | slice
     lengths: list[int]
+    first: int = 0
 
     def of(self, elements: Tensor) -> Packed:
         """The piece itself; a view where the positions are a slice."""
         at = self.positions
-        return Packed(elements[at] if isinstance(at, slice) else elements.index_select(0, at), self.lengths, at)
+        return Packed(elements[at] if isinstance(at, slice) else elements.index_select(0, at), self.lengths, at, self.first)
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,8 @@ def cut(lengths: list[int], chunk_size: int, partition: str | Given, generator: 
 
 def in_order(lengths: list[int], size: int) -> list[Piece]:
     """All sets in memory order, in slices of at most `size` elements: several whole sets, or a part of one."""
-    starts, cuts = [0, *accumulate(lengths)], [0]
-    for start, stop in pairwise(starts):
-        if stop - cuts[-1] > size:
-            if start > cuts[-1]:
-                cuts.append(start)
-            cuts.extend(range(cuts[-1] + size, stop, size))
-    pieces = []
-    for first, last in pairwise([*cuts, starts[-1]]):
-        counts = [max(0, min(last, stop) - max(first, start)) for start, stop in pairwise(starts)]
-        pieces.append(Piece(slice(first, last), counts))
-    return pieces
+    pieces = [Piece(slice(tile.start, tile.stop), tile.lengths, tile.first) for tile in tiles(lengths, size)]
+    return pieces or [Piece(slice(0, 0), lengths)]
 
 
 def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:

@@ -12,9 +12,10 @@ tensor, and looks at it again after any optimiser has stepped and whenever a fin
 """
 
 import functools
+import operator
 import types
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,59 @@ class _Seen:
         return summary
 
 
+class _Watch:
+    """Which objects the names of a module had: that nothing was assigned since is seen faster than by a new summary.
+
+    For modules whose attributes are plain values, tensors, functions, or objects and lists of these; others are not `simple`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.simple, self.tensors = True, list[Tensor]()
+        self._dicts, self._names, self._values = list[Any](), list[Callable[[Any], Any]](), list[tuple[Any, ...]]()
+        for child in module.modules():
+            special = isinstance(child, torch.jit.ScriptModule | torch.fx.GraphModule) or "<locals>" in type(child).__qualname__
+            self.simple = self.simple and not (special or child._forward_hooks or child._forward_pre_hooks)
+            if not self.simple:
+                break
+            self._watch(vars(child), [name for name, _ in attributes(child)])
+            for part in (child._parameters, child._buffers, child._modules, child._forward_hooks, child._forward_pre_hooks):
+                self._watch(part, [*part])
+        self._lengths = [*map(len, self._dicts)]
+        self._versions = [tensor._version for tensor in self.tensors if not tensor.is_inference()]
+
+    def _watch(self, container: Any, names: list[Any]) -> None:
+        values = tuple(container[name] for name in names)
+        self._dicts.append(container)
+        if names:
+            self._names.append(operator.itemgetter(*names, names[0]))  # of two names or more, it gives a tuple
+            self._values.append((container, *values, values[0]))
+        for value in values:
+            if isinstance(value, Tensor):
+                self.tensors.append(value)
+            elif isinstance(value, list | tuple):
+                self._watch(value, [*range(len(value))])
+            elif isinstance(value, Mapping | set | frozenset | np.ndarray | functools.partial) or hasattr(
+                type(value), "__slots__"
+            ):
+                self.simple = False
+            elif not isinstance(value, (*PLAIN, type, types.FunctionType, types.BuiltinFunctionType, nn.Module, *IDLE)):
+                self.simple &= hasattr(value, "__dict__")
+                if self.simple:
+                    self._watch(vars(value), [name for name, _ in attributes(value)])
+
+    def unchanged(self) -> bool:
+        """Whether every name still has the same object, and every tensor its version."""
+        if not self.simple or [*map(len, self._dicts)] != self._lengths:
+            return False
+        for names, (container, *values) in zip(self._names, self._values, strict=True):
+            try:
+                if not all(map(operator.is_, names(container), values)):
+                    return False
+            except (KeyError, IndexError):
+                return False
+        return [tensor._version for tensor in self.tensors if not tensor.is_inference()] == self._versions
+
+
 def _probe(tensors: list[Tensor]) -> list[float]:
     """The last number of each tensor: any training step changes some of them. One copy from each device."""
     last: dict[torch.device, list[Tensor]] = {}
@@ -95,6 +149,7 @@ class Origin:
         self._module, self._digest = module, digest
         self._digest_0_1: str | None = None
         self._seen = None if module is None else _Seen(module)
+        self._watch = None if module is None else _Watch(module)
         self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors), _steps
 
     def current(self, *, look: bool = False) -> bool:
@@ -103,7 +158,9 @@ class Origin:
 
     def _changed(self, look: bool) -> str | None:
         """The name of something that has changed."""
-        if self._module is None or self._seen is None:
+        if self._module is None or self._seen is None or self._watch is None:
+            return None
+        if not look and self._steps == _steps and self._watch.unchanged():
             return None
         now, before = _Seen(self._module), self._seen.values
         if now.values != before:
@@ -112,6 +169,7 @@ class Origin:
             if _probe(now.tensors) != self._probe:
                 return "a weight"
             self._steps = _steps
+        self._watch = _Watch(self._module)
         return None
 
     @property

@@ -161,7 +161,7 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of all accumulators by name, `accumulator.tensor`; views, and without the count."""
-        return {f"{name}.{key}": t for name, one in self.accumulators.items() for key, t in one.tensors.items()}
+        return {f"{name}.{key}": t for name, one in self.accumulators.items() for key, t in one.to_tensors().items()}
 
     def _each(self, change: Callable[[Accumulator], Accumulator]) -> State:
         return State({name: change(one) for name, one in self.accumulators.items()}, self.count, self.origin)

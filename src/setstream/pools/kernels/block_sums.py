@@ -15,6 +15,7 @@ from setstream.pools.activations import Activation
 from setstream.states.accumulators import NOTHING
 
 Slots = tuple[int, int, int]  # sets, heads, slots per head
+SUMS = ("numerator", "normaliser", "shift", "reach")
 Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # numerator (b, H, K, E); normaliser, shift and reach (b, H, K)
 
 

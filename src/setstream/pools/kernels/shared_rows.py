@@ -1,89 +1,167 @@
-"""The sums of a block whose keys and values are the same rows, with a custom backward pass.
+"""The sums of rows that are keys and values at once, with their derivative, both in blocks that stay in the cache.
 
     l = q xᵀ + b                     (R, n)      a = e^(w(l) - m),   v = a x,   c = a 1
     ā = v̄ xᵀ + c̄                     (R, n)      bars: cotangents
     l̄ = Jᵀ (a ∘ ā)                   (R, n)      J: the derivative of the log-weights w, the identity for a softmax
     x̄ = [a; l̄]ᵀ [v̄; q]               (n, E)      one product, where autograd makes two and adds them
     q̄ = l̄ x,   b̄ = l̄ 1
+    |x̄_j|² = u_jᵀ G u_j              (n,)        u = [a; l̄],  G = [v̄; q] [v̄; q]ᵀ (2R, 2R): x̄ itself is not needed for its size
 
-Takes half the time of autograd for rows that fit the cache; only a is kept between forward and backward.
+Nothing is kept between forward and backward but the shift m of the whole: the weights a are computed again.
 """
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from setstream.pools.activations import ACTIVATIONS, Activation
-from setstream.pools.kernels.block_sums import Slots, Sums, block_sums, log_weights
+from setstream.pools.kernels.block_sums import SUMS
+from setstream.pools.kernels.weighted_sums import block_size, weighted_sums
+from setstream.states.accumulators import LogSums, accumulator_dtype
 
 
-class SharedRows(torch.autograd.Function):
-    """queries (b, R, E), rows (b, n, E), offset (b or 1, H, K) -> numerator, normaliser, shift and reach of the block."""
+class Bars(NamedTuple):
+    """Cotangents of a block: of its rows (b, n, E), or their norms (b, n); of queries (b, R, E); of the offset (b, H, K)."""
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,
-        rows: Tensor,
-        offset: Tensor | None,
-        activation: Activation,
-        slots: Slots,
-        mask: Tensor | None,
-    ) -> Sums:
-        """The sums; keeps a for the backward pass."""
-        weights, shift, reach = log_weights(queries, rows.mT, offset, activation, slots, mask)
-        flat = weights.view(len(queries), -1, rows.shape[1])
-        ctx.save_for_backward(queries, rows, offset, mask, flat)
-        ctx.activation, ctx.slots = activation, slots
-        reach = reach.clone()  # a separate output
-        ctx.mark_non_differentiable(shift, reach)
-        return torch.bmm(flat, rows).view(*slots, -1), weights.sum(-1), shift, reach
-
-    @staticmethod
-    def backward(ctx: Any, numerator: Tensor, normaliser: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """x̄, q̄ and b̄; by autograd itself where the gradient is to be differentiated again."""
-        queries, rows, offset, mask, weights = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _again(ctx, queries, rows, offset, mask, [numerator, normaliser])
-        to_queries, to_rows, to_offset = ctx.needs_input_grad[:3]
-        numerator = numerator.reshape(queries.shape)
-        per_weight = normaliser.reshape(*queries.shape[:2], 1).expand_as(weights)
-        bars = torch.baddbmm(per_weight, numerator, rows.mT)
-        bars = bars.mul_(weights) if ctx.activation.log else bars
-        if ctx.activation.weigh is not ACTIVATIONS["softmax"].weigh:
-            bars = _through_activation(ctx.activation, queries, rows, offset, mask, ctx.slots, bars)
-        rows_bar = torch.bmm(torch.cat([weights, bars], 1).mT, torch.cat([numerator, queries], 1)) if to_rows else None
-        queries_bar = torch.bmm(bars, rows) if to_queries else None
-        offset_bar = bars.sum(-1).view(ctx.slots).sum_to_size(offset.shape) if to_offset else None
-        return queries_bar, rows_bar, offset_bar, None, None, None
+    rows: Tensor | None
+    queries: Tensor
+    offset: Tensor | None
 
 
-def _through_activation(
-    activation: Activation,
+def pull_back(
     queries: Tensor,
     rows: Tensor,
     offset: Tensor | None,
+    activation: Activation,
     mask: Tensor | None,
-    slots: Slots,
-    bars: Tensor,
-) -> Tensor:
-    """Jᵀ times the cotangent of the activation's output: weights or log-weights."""
-    logits = torch.bmm(queries, rows.mT).view(*slots, -1)
-    with torch.enable_grad():
-        logits = (logits if offset is None else logits + offset.unsqueeze(-1)).detach().requires_grad_()
-        given = activation.weigh(logits)
-    bars = bars.view_as(given)
-    bars = bars if mask is None else bars.masked_fill(~mask[:, None, None], 0.0)
-    (logits_bar,) = torch.autograd.grad(given, logits, bars)
-    return logits_bar.view(len(queries), -1, rows.shape[1])
+    shift: Tensor,
+    numerator_bar: Tensor,
+    normaliser_bar: Tensor,
+    want: Literal["rows", "norms"] | None = "rows",
+) -> Bars:
+    """The cotangents of one block, given those of the whole's sums, which are relative to `shift`.
+
+    queries (b or 1, R, E), rows (b, n, E), offset (b or 1, H, K), mask (b, n); shift, normaliser_bar (b, H, K),
+    numerator_bar (b, R, E). want: x̄ of the rows, |x̄| of each of them, or nothing (None).
+    """
+    slots, batch = shift.shape, len(rows)
+    queries = queries.expand(batch, -1, -1)
+    softmax = activation.weigh is ACTIVATIONS["softmax"].weigh
+    shift, constant = shift.reshape(batch, -1, 1), None if offset is None else offset.expand(slots).reshape(batch, -1, 1)
+    if softmax:  # the shift is subtracted by the product itself
+        start = -shift if constant is None else constant - shift
+        given = weights = torch.baddbmm(start, queries, rows.mT).exp_()
+    else:
+        logits = torch.bmm(queries, rows.mT)
+        logits = (logits if constant is None else logits + constant).view(*slots, -1).requires_grad_()
+        with torch.enable_grad():
+            given = activation.weigh(logits)
+        weights = given.detach().flatten(1, 2)
+        weights = (weights - shift).exp_() if activation.log else weights
+    if mask is not None:
+        weights = weights.masked_fill(~mask[:, None], 0.0)
+    bars = torch.baddbmm(normaliser_bar.reshape(batch, -1, 1), numerator_bar, rows.mT)
+    if activation.log:
+        bars = bars.mul_(weights)
+    elif mask is not None:
+        bars = bars.masked_fill_(~mask[:, None], 0.0)
+    if not softmax:
+        (through,) = torch.autograd.grad(given, logits, bars.view_as(given))
+        bars = through.flatten(1, 2)
+    queries_bar = torch.bmm(bars, rows)
+    offset_bar = None if offset is None else bars.sum(-1).view(slots)
+    if want is None:
+        return Bars(None, queries_bar, offset_bar)
+    both, factors = torch.cat([weights, bars], 1), torch.cat([numerator_bar, queries], 1)
+    if want == "rows":
+        return Bars(torch.bmm(both.mT, factors), queries_bar, offset_bar)
+    if both.shape[1] >= rows.shape[2]:
+        return Bars(torch.linalg.vector_norm(torch.bmm(both.mT, factors), dim=-1), queries_bar, offset_bar)
+    squares = torch.bmm(torch.bmm(factors, factors.mT), both).mul_(both).sum(1)
+    # Cancellation may leave nothing of a small norm; only without any weight it is zero.
+    least = (weights.amax(1) > 0).to(squares.dtype).mul_(torch.finfo(squares.dtype).tiny)
+    return Bars(torch.maximum(squares, least).sqrt_(), queries_bar, offset_bar)
+
+
+def add_bar(total: Tensor, bar: Tensor, sets: slice | list[int]) -> None:
+    """Add the cotangents of some sets to the total, (B, ...), or (1, ...) where all sets share the tensor."""
+    if len(total) == 1:
+        total += bar.sum(0, keepdim=True)
+    else:
+        total[sets] += bar
+
+
+class SharedRows(torch.autograd.Function):
+    """queries (B or 1, 1, R, E), rows (B, n, E), offset (B or 1, H, K) -> numerator, normaliser, shift, reach or error."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, rows: Tensor, offset: Tensor | None, activation: Activation, slots: Any, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """The sums; keeps their shift for the backward pass."""
+        sums = weighted_sums(queries, rows, None, offset, activation, slots, mask)
+        ctx.activation, ctx.slots = activation, slots
+        numerator, normaliser, shift, last = sums.tensors.values()
+        last = last.clone() if last is shift else last  # a separate output
+        ctx.save_for_backward(queries, rows, offset, mask, shift)
+        ctx.mark_non_differentiable(shift, last)
+        return numerator, normaliser, shift, last
+
+    @staticmethod
+    def backward(ctx: Any, numerator_bar: Tensor, normaliser_bar: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """x̄, q̄ and b̄; by autograd itself where the gradient is to be differentiated again."""
+        queries, rows, offset, mask, shift = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _again(ctx, queries, rows, offset, mask, [numerator_bar, normaliser_bar])
+        wanted = ctx.needs_input_grad[:3]
+        batch, size, width = rows.shape
+        shift, numerator_bar, normaliser_bar = (t.to(rows.dtype) for t in (shift, numerator_bar, normaliser_bar))
+        numerator_bar = numerator_bar.flatten(1, 2)
+        wide = accumulator_dtype(rows.device)
+        rows_bar, queries_bar = torch.empty_like(rows), torch.zeros_like(queries, dtype=wide)
+        offset_bar = None if offset is None else torch.zeros_like(offset, dtype=wide)
+        step = block_size(rows.device, max(width, numerator_bar.shape[1]))
+        together = max(1, step // size)
+        for first in range(0, batch, together):
+            sets = slice(first, min(first + together, batch))
+            own, own_offset = (t if t is None or len(t) == 1 else t[sets] for t in (queries.flatten(1, 2), offset))
+            for start in range(0, size, step):
+                part = (sets, slice(start, min(start + step, size)))
+                hidden = None if mask is None else mask[part]
+                given = (shift[sets], numerator_bar[sets], normaliser_bar[sets])
+                bars = pull_back(
+                    own, rows[part], own_offset, ctx.activation, hidden, *given, want="rows" if wanted[1] else None
+                )
+                if bars.rows is not None:
+                    rows_bar[part] = bars.rows
+                for total, bar in ((queries_bar, bars.queries.unsqueeze(1)), (offset_bar, bars.offset)):
+                    if total is not None and bar is not None:
+                        add_bar(total, bar, sets)
+        totals = zip((queries_bar, rows_bar, offset_bar), wanted, strict=True)
+        return *(total.to(rows.dtype) if need and total is not None else None for total, need in totals), None, None, None
 
 
 def _again(
     ctx: Any, queries: Tensor, rows: Tensor, offset: Tensor | None, mask: Tensor | None, cotangents: list[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    numerator, normaliser, *_ = block_sums(queries, rows.mT, rows, offset, ctx.activation, ctx.slots, mask)
+    sums = weighted_sums(queries, rows, None, offset, ctx.activation, ctx.slots, mask)
     needed = ctx.needs_input_grad[:3]
     inputs = [tensor for tensor, need in zip((queries, rows, offset), needed, strict=True) if need and tensor is not None]
-    gradients = iter(torch.autograd.grad([numerator, normaliser], inputs, cotangents, create_graph=True))
+    gradients = iter(torch.autograd.grad([sums["numerator"], sums["normaliser"]], inputs, cotangents, create_graph=True))
     return (*(next(gradients) if need else None for need in needed), None, None, None)
+
+
+def shared_rows(
+    queries: Tensor,
+    rows: Tensor,
+    offset: Tensor | None,
+    activation: Activation,
+    slots: tuple[int, int],
+    mask: Tensor | None,
+) -> LogSums:
+    """`weighted_sums` of rows that are keys and values at once, with an explicit derivative where autograd records."""
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return weighted_sums(queries, rows, None, offset, activation, slots, mask)
+    *sums, last = SharedRows.apply(queries, rows, offset, activation, slots, mask)
+    return LogSums(**dict(zip(SUMS, sums, strict=False)), **{"reach" if last.dim() == 3 else "error": last})

@@ -127,6 +127,19 @@ class Accumulator:
             joined[name] = torch.cat(pieces)
         return type(self)(**joined)
 
+    def _row(self, row: int) -> Self:
+        return self.map(lambda tensor: tensor[row : row + 1])
+
+    def merge_rows(self, owner: Sequence[int], batch: int) -> Self:
+        """The accumulator of `batch` sets, each merged from the rows that it owns: owner[i] is the set of row i."""
+        merged: list[Self | None] = [None] * batch
+        for row, index in enumerate(owner):
+            piece = self._row(row)
+            before = merged[index]
+            merged[index] = piece if before is None else before.merge(piece)
+        first, *others = (one for one in merged if one is not None)
+        return first.cat(others)
+
     def gather(self, group: Group) -> list[Self]:
         """The accumulators of all ranks, on every rank."""
         gathered = {name: all_gather(tensor, group) for name, tensor in self.tensors.items()}

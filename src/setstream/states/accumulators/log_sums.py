@@ -35,16 +35,18 @@ class LogSums(Accumulator):
     it cancels in v / c and in v·e^m. A chunk's sums come in float32, as computed; merging widens them.
 
     Every chunk adds the rounding error of its sums, ε (1 + |l|) of each (ε of the logits' dtype). Errors add up in squares,
-    when chunks are merged and when they are removed. Sums made without `error` get that of one chunk.
+    when chunks are merged and when they are removed. The sums of one block may have `reach`, the largest |l|, instead: their
+    error is then computed when it is needed.
     """
 
     kind = "log-sums"
 
-    def __init__(self, **tensors: Tensor) -> None:
-        super().__init__(**tensors)
-        if "error" not in tensors and self._is_whole():
-            shift = tensors["shift"].clamp(min=NOTHING)
-            self.tensors["error"] = rounding_error(tensors["numerator"], tensors["normaliser"], shift)
+    def __getitem__(self, name: str) -> Tensor:
+        if name == "error" and name not in self.tensors:
+            reach = self.tensors.get("reach")
+            reach = self["shift"].clamp(min=NOTHING) if reach is None else reach
+            return rounding_error(self["numerator"], self["normaliser"], reach)
+        return self.tensors[name]
 
     @classmethod
     def nothing(cls, numerator: Sequence[int], slots: Sequence[int], device: torch.device) -> Self:
@@ -69,7 +71,7 @@ class LogSums(Accumulator):
         if sums._is_whole() and spent.shape == sums["normaliser"].shape and spent.is_floating_point():
             normaliser = sums["normaliser"]
             ever = normaliser.square().add(spent).sqrt() / normaliser.masked_fill(normaliser == 0, 1.0)
-            sums.tensors["error"] *= ever.unsqueeze(-1)
+            sums.tensors["error"] = sums["error"] * ever.unsqueeze(-1)
         return sums
 
     def _is_whole(self) -> bool:
@@ -147,8 +149,40 @@ class LogSums(Accumulator):
         """The whole holds this chunk's sums times e^(m_chunk - m_whole)."""
         return self._times(self._growth(whole["shift"]), self.graded())
 
+    def to_tensors(self) -> dict[str, Tensor]:
+        return (
+            {name: self[name] for name in ("numerator", "normaliser", "shift", "error")} if self._is_whole() else self.tensors
+        )
+
     def widened(self) -> Self:
-        return self.to_dtype(accumulator_dtype(self["shift"].device))
+        dtype = accumulator_dtype(self["shift"].device)
+        return type(self)(**{name: tensor.to(dtype) for name, tensor in self.to_tensors().items()})
+
+    def merge_rows(self, owner: Sequence[int], batch: int) -> Self:
+        wide = accumulator_dtype(self["shift"].device)
+        shifts = self["shift"].detach().to(wide)
+        index = torch.tensor(owner, device=shifts.device)
+        even = len(owner) % batch == 0 and [*owner] == [row // (len(owner) // batch) for row in range(len(owner))]
+
+        def add(rows: Tensor) -> Tensor:
+            zeros = rows.new_zeros(batch, *rows.shape[1:])
+            return rows.unflatten(0, (batch, -1)).sum(1) if even else zeros.index_add(0, index, rows)
+
+        shift = shifts.new_full((batch, *shifts.shape[1:]), NOTHING)
+        shift = shift.scatter_reduce_(0, align(index, shifts).expand_as(shifts), shifts, "amax")
+        growth = (shifts - shift.index_select(0, index)).exp_()
+        error = self["error"] * growth.unsqueeze(-1)
+        most = error.amax().clamp_(min=torch.finfo(wide).tiny)  # no square overflows
+        return type(self)(
+            numerator=add(self["numerator"] * align(growth, self["numerator"])),
+            normaliser=add(self["normaliser"] * growth),
+            shift=shift,
+            error=add((error / most).square_()).sqrt_() * most,
+        )
+
+    def cat(self, others: Sequence[Accumulator]) -> Self:
+        alike = all(other.tensors.keys() == self.tensors.keys() for other in others)
+        return super().cat(others) if alike or "error" in self.tensors else self.widened().cat(others)
 
     def mean(self) -> Tensor:
         """v / c, and zero where nothing was seen."""
@@ -166,12 +200,14 @@ class LogSums(Accumulator):
         return (self["shift"].to(wide) - shift.to(wide)).exp_()
 
     def _times(self, factor: Tensor, names: tuple[str, ...] = ("numerator", "normaliser", "error")) -> dict[str, Tensor]:
-        return {name: self[name] * align(factor, self[name]) for name in names}
+        return {name: tensor * align(factor, tensor) for name, tensor in ((name, self[name]) for name in names)}
 
     def _add(self, other: Self, shift: Tensor, sign: float) -> Self:
         """The sum (or difference, sign -1) of both at `shift`; at their own if that is the shift of both."""
-        a, b = self.tensors, other.tensors
-        if shift is not a["shift"]:
+        if shift is self["shift"]:
+            names = ("numerator", "normaliser", "error")
+            a, b = {name: self[name] for name in names}, {name: other[name] for name in names}
+        else:
             a, b = self._times(self._growth(shift)), other._times(other._growth(shift))
         numerator, other_numerator = a["numerator"], b["numerator"]
         if numerator.shape != other_numerator.shape:
