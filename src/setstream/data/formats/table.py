@@ -66,11 +66,6 @@ class TableFile(ABC):
                 empty = [arrow.array([], self.schema.field(name).type) for name in columns]
                 yield arrow.RecordBatch.from_arrays(empty, columns)
 
-    def numeric(self) -> list[str]:
-        """The names of the columns with numbers."""
-        types = need("pyarrow").types
-        return [field.name for field in self.schema if types.is_floating(field.type) or types.is_integer(field.type)]
-
 
 def batch_rows(size: int, rows: int) -> int:
     """How many rows make a batch, from the bytes that some rows take."""

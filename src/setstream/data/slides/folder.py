@@ -5,8 +5,9 @@ A slide whose file of patches exists is not cut again: after an interruption, th
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,13 @@ def patches_file(out: Path, options: GridOptions, name: str) -> Path:
 
 def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = False) -> int:
     """Cut one slide, unless that is done: coordinates, overview, and on request the patches as images. Returns their number."""
-    done = patches_file(out, options, path.stem)
-    picture = out / options.folder / "visualization" / f"{path.stem}.png"
-    pixels = out / options.folder / "images" / path.stem
+    done, pixels = patches_file(out, options, path.stem), out / options.folder / "images" / path.stem
     if done.exists():
         grid = read_grid(done)
     else:
         with Slide(path, options.level0_magnification) as slide:
             grid, tissue = cut(slide, options, path.stem)
-            save_png(picture, overview(slide, grid, tissue))
+            save_png(out / options.folder / "visualization" / f"{path.stem}.png", overview(slide, grid, tissue))
         write_grid(done, grid)  # last: it marks the slide as done
     if images and not pixels.exists():
         extract(SlideSource(path, grid, raw=True), pixels)
@@ -60,9 +59,14 @@ def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = Fals
 
 
 def patch_slides(
-    slides: Sequence[Path], out: str | Path, options: GridOptions | None = None, *, workers: int = 1, images: bool = False,
+    slides: Sequence[Path],
+    out: str | Path,
+    options: GridOptions | None = None,
+    *,
+    workers: int = 1,
+    images: bool = False,
     on_bad: Callable[[str], None] | None = None,
-) -> Iterator[tuple[Path, int | None]]:  # fmt: skip
+) -> Iterator[tuple[Path, int | None]]:
     """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
 
     Patches are written as images, too, on request (`images`). `on_bad` is called with what is wrong with a slide, which is then
@@ -83,11 +87,11 @@ def patch_slides(
 
     if workers == 1 or len(slides) < 2:
         for path in slides:
-            yield outcome(path, lambda path=path: patch_slide(path, out, options, images))  # type: ignore[misc]
+            yield outcome(path, partial(patch_slide, path, out, options, images))
         return
     # Spawned, not forked: torch and OpenSlide have threads and locks that a fork would copy in any state.
     with ProcessPoolExecutor(min(workers, len(slides)), multiprocessing.get_context("spawn")) as pool:
-        waiting: dict[Future[int], Path] = {pool.submit(patch_slide, path, out, options, images): path for path in slides}
+        waiting = {pool.submit(patch_slide, path, out, options, images): path for path in slides}
         try:
             for future in as_completed(waiting):
                 yield outcome(waiting[future], future.result)
