@@ -31,7 +31,7 @@ import setstream as ss
 from setstream.bulk.encode import EncodeOptions, encode_locally
 from setstream.bulk.journal import Journal
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_collection
-from setstream.data.table_rows import Group
+from setstream.data.formats.table import Group
 
 WIDTH, CHUNK, BLOCK, RAW_BLOCK = 64, 4096, 2**18, 2**22
 FILES = {

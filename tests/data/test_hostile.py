@@ -25,7 +25,6 @@ from setstream.data import (
     SetDataset,
     TorchSource,
     ZarrSource,
-    table_rows,
     table_sets,
 )
 from setstream.data.formats import table as table_format
@@ -93,10 +92,15 @@ def mutated(data, rng):
     return bytes(data)
 
 
+def fail(name, reason):
+    raise DataError(f"{name}: {reason}")
+
+
 def read_everything(path):
     if path.suffix in (".arrow", ".parquet"):
-        for _ in ParquetSets(path).stream(ahead=0):
-            pass
+        for block in ParquetSets(path).blocks(0, 16, 0, fail):
+            if isinstance(block.elements, DataError):
+                raise block.elements
     for source in open_sets(path.parent if path.suffix in ImageFolderSource.SUFFIXES else path):
         for chunk in source.chunks(16, ahead=0):
             chunk.double().sum()
@@ -315,7 +319,7 @@ def test_grids_that_cannot_be(tmp_path, size):
 
 
 def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_rows, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_format, "KEPT_BYTES", 40_000)
     monkeypatch.setattr(table_sets, "PIECE_BYTES", 1000)
     rows = np.random.default_rng(0).standard_normal((20_000, 6)).astype(np.float32)
     names = np.repeat([f"s{n}" for n in range(20)], 1000)
@@ -329,12 +333,12 @@ def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch
             np.testing.assert_array_equal(source.take(index).numpy(), found[index].numpy())
     kept = data[0].sets.kept
     assert sum(piece.nbytes for piece in kept.pieces.values()) <= kept.bytes <= 40_000
-    assert len(kept.readers) <= table_rows.OPEN_READERS
+    assert len(kept.readers) <= table_format.OPEN_READERS
 
 
 def test_a_set_in_one_large_row_group_is_decoded_once(tmp_path, monkeypatch):
     """Chunk by chunk, though it does not fit what is kept."""
-    monkeypatch.setattr(table_rows, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_format, "KEPT_BYTES", 40_000)
     monkeypatch.setattr(table_sets, "PIECE_BYTES", 10_000)
     monkeypatch.setattr(table_format, "BATCH_BYTES", 1)
     rows = np.random.default_rng(0).standard_normal((20_480, 6)).astype(np.float32)

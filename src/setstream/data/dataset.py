@@ -46,8 +46,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
     def __init__(self, sources: Sequence[SetSource]) -> None:
         self.sources = list(sources)
-        twice = sorted(name for name, count in Counter(self.ids).items() if count > 1)
-        if twice:
+        if twice := sorted(name for name, count in Counter(self.ids).items() if count > 1):
             raise DataError(f"ids of sets must differ; {twice[:5]} appear more than once")
 
     def __len__(self) -> int:
@@ -79,10 +78,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return SetDataset([known[name] for name in ids])
 
     def with_labels(self, path: str | Path, *, missing: str = "error") -> SetDataset:
-        """Labels from a CSV file with a column of ids and one of labels.
-
-        Sets that it does not name are an error with missing="error", and left out with "drop".
-        """
+        """Labels from a CSV with columns of ids and labels; sets it does not name are an error, or left out: missing="drop"."""
         if missing not in ("error", "drop"):
             raise ConfigurationError(f"missing must be 'error' or 'drop'; got {missing!r}")
         rows = _read_csv(path)
@@ -272,9 +268,8 @@ class SetLoader:
         if self.parallel and dist.is_available() and dist.is_initialized():
             self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if self.parallel == "data" and self.batch % self.ranks:
-            raise ConfigurationError(
-                f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple of them"
-            )
+            message = f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple of them"
+            raise ConfigurationError(message)
 
     def __len__(self) -> int:
         return len(self._batches(torch.arange(len(self.dataset))))

@@ -75,18 +75,24 @@ def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
     partition = next((path for path in lists if path.is_file()), None)
     if partition is None:
         raise DataError(f"{folder}: CelebA has a list_eval_partition.txt or .csv beside img_align_celeba/; there is none")
-    with partition.open() as file:
-        rows = list(csv.reader(file) if partition.suffix == ".csv" else map(str.split, file))
+    with partition.open() as lines:
+        rows = list(csv.reader(lines) if partition.suffix == ".csv" else map(str.split, lines))
     split = {name: PARTITION[code] for name, code in (row[:2] for row in rows if len(row) > 1) if code in PARTITION}
     if not split:
         raise DataError(f"{partition}: holds no line of the form `000001.jpg 0`")
-    elsewhere = [name for name in split if Path(name).name != name]
-    if elsewhere:
+    if elsewhere := [name for name in split if Path(name).name != name]:
         raise DataError(f"{partition}: lists names of files in img_align_celeba/, not paths like {elsewhere[0]!r}")
     images: dict[str, Images] = {}
     for part in PARTITION.values():
         files = [folder / "img_align_celeba" / name for name, its_part in split.items() if its_part == part]
-        images[part] = Images(_made_once(folder / f"setstream-{part}-{side}.npy", files, side, CELEBA_CROP))
+        path = folder / f"setstream-{part}-{side}.npy"
+        if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):  # decoding 200,000 faces takes minutes
+            with whole_or_nothing(path) as hidden:
+                squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
+                for index, file in enumerate(files):
+                    squares[index] = _square(file, side, CELEBA_CROP)
+                squares.flush()
+        images[part] = Images(torch.from_numpy(np.load(path, mmap_mode="c")))
     return images
 
 
@@ -104,17 +110,6 @@ def pictures(folder: str | Path, side: int) -> dict[str, Images]:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in ImageFolderSource.SUFFIXES)
-
-
-def _made_once(path: Path, files: list[Path], side: int, crop: int) -> Tensor:
-    """Squares of many files as one array, cached beside them: decoding 200,000 faces takes minutes."""
-    if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):
-        with whole_or_nothing(path) as hidden:
-            squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
-            for index, file in enumerate(files):
-                squares[index] = _square(file, side, crop)
-            squares.flush()
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
 
 
 def _square(file: Path, side: int, crop: int | None) -> Tensor:

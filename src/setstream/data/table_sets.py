@@ -30,8 +30,7 @@ from setstream._utils.prefetch import iterate_ahead
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, file_facts
 from setstream.data.formats import TABLE_OF, ParquetTable
 from setstream.data.formats.file import reading
-from setstream.data.formats.table import TableFile, row_features, row_ids
-from setstream.data.table_rows import Group, Kept, Rows, pieces
+from setstream.data.formats.table import Group, Kept, Rows, TableFile, pieces, row_features, row_ids
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
@@ -228,7 +227,7 @@ class ParquetSets(SetCollection):
     def _groups(self, table: TableFile) -> list[Group]:
         """The row groups of one file; a folder whose file has none is an empty set, as one group without rows."""
         with reading(table.path):
-            groups = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
+            groups = [Group(table.path, number, table.rows(number)) for number in range(table.groups)]
         return groups or [Group(table.path, 0, 0)] * self.by_folder
 
     def _ids(self, batch: Any, group: Group) -> Ids:

@@ -13,15 +13,14 @@ messages in it. Each of these numbers must stay inside the data. The values in t
 
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from setstream._utils.optional import need
+from setstream.data.formats.file import reading
 from setstream.data.formats.table import TableFile, batch_rows
-from setstream.errors import DataError
 
 MAGIC = b"ARROW1"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
@@ -39,7 +38,7 @@ def check_stream(data: Any, place: str) -> None:
     """
     data = memoryview(data).cast("B")
     position = messages = 0
-    with _checking(place):
+    with reading(f"{place}, as Arrow data"):  # an offset outside the data is an error of struct or numpy
         while position < len(data):
             size, start = _frame(data, position)
             if size == 0:
@@ -55,7 +54,7 @@ def check_stream(data: Any, place: str) -> None:
 def check_file(data: Any, place: str) -> None:
     """Raise DataError unless the bytes are an Arrow file whose footer names existing messages. Reads no body."""
     data = memoryview(data).cast("B")
-    with _checking(place):
+    with reading(f"{place}, as Arrow data"):  # an offset outside the data is an error of struct or numpy
         if len(data) < 20 or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
             raise ValueError("it does not begin and end with ARROW1, or is truncated")
         end = len(data) - len(MAGIC) - 4
@@ -72,14 +71,6 @@ def check_file(data: Any, place: str) -> None:
                 message, start = _frame(data, offset)
                 if start + message > offset + length or _check_message(data[start:], message, kind) != body:
                     raise ValueError(f"the {KINDS[kind]} at {offset} has another size than the footer says")
-
-
-@contextmanager
-def _checking(place: str) -> Iterator[None]:
-    try:
-        yield
-    except (struct.error, ValueError, IndexError, OverflowError) as error:  # an offset outside the data
-        raise DataError(f"{place}: is not Arrow data, or damaged: {error}") from None
 
 
 def _frame(data: memoryview, position: int) -> tuple[int, int]:
@@ -158,17 +149,14 @@ class ArrowFile(TableFile):
     suffixes = (".arrow", ".feather")
     mapped = True
 
-    def open(self, dictionaries: list[str]) -> tuple[Any, Any]:
+    def open(self, dictionaries: list[str]) -> tuple[Any, Any, int]:
         mapped = need("pyarrow").memory_map(str(self.path))
         version = self.path.stat().st_size, self.path.stat().st_mtime_ns
         if _intact.get(self.path) != version:
             check_file(mapped.read_buffer(), str(self.path))
             _intact[self.path] = version
         file = need("pyarrow.ipc").open_file(mapped)
-        return file, file.schema
-
-    def __len__(self) -> int:
-        return int(self.file.num_record_batches)
+        return file, file.schema, file.num_record_batches
 
     def rows(self, group: int) -> int:
         return int(self.file.get_batch(group).num_rows)

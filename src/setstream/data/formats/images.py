@@ -29,6 +29,7 @@ class ImageFolderSource(SetSource):
 
     SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
     path: Path
+    dtype = torch.uint8
 
     def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:
         self.path = Path(path)
@@ -47,10 +48,6 @@ class ImageFolderSource(SetSource):
     def shape(self) -> tuple[int, ...]:
         """(3, H, W), as in the first image."""
         return (3, *read_image(self.files[0]).size[::-1]) if self.files else (3, 0, 0)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.uint8
 
     def read(self, start: int, stop: int) -> Tensor:
         files = self.files[start:stop]

@@ -10,8 +10,6 @@ patch that the missing level would have had. One axis after the other, by differ
 whole pixels: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -140,17 +138,15 @@ class Slide(AbstractContextManager["Slide"]):
     def thumbnail(self, downsample: float) -> np.ndarray:
         """The whole slide, smaller by `downsample`: (h, w, 3) bytes. Needs the memory of a band of the level that is read."""
         level = self.level_for(downsample)
-        level_downsample = self.downsamples[level]
         wide, high = self._slide.level_dimensions[level]
         width, height = (max(1, round(length / downsample)) for length in self.size)
         rows = max(1, int(height * BAND_PIXELS / (wide * high)))
         across, down = np.linspace(0.0, wide, width + 1), np.linspace(0.0, high, height + 1)
         bands = []
         for top in range(0, height, rows):
-            bottom = min(top + rows, height)
-            edges = down[top : bottom + 1]
+            edges = down[top : top + rows + 1]
             start, stop = math.floor(edges[0]), min(math.ceil(edges[-1]), high)
-            region = self._region(0, round(start * level_downsample), level, wide, stop - start)
+            region = self._region(0, round(start * self.downsamples[level]), level, wide, stop - start)
             bands.append(shrink(np.asarray(region), edges - start, across))
         return np.concatenate(bands)
 
@@ -173,19 +169,14 @@ class Slide(AbstractContextManager["Slide"]):
 
 
 def write_slide(
-    path: str | Path,
-    picture: np.ndarray,
-    magnification: float | None = 20.0,
-    *,
-    levels: int | None = None,
-    compression: str = "jpeg",
+    path: str | Path, picture: np.ndarray, magnification: float | None = 20.0, *, levels: int = 0, compression: str = "jpeg"
 ) -> Path:
     """Write a picture as a slide: a tiled pyramid that OpenSlide opens, each level half the one before.
 
     Args:
         picture: (H, W, 3) bytes.
         magnification: Magnification of the first level; None leaves it out of the file.
-        levels: How many; as many as it takes to get below 512 pixels unless given.
+        levels: How many; 0 stands for as many as it takes to get below 512 pixels.
         compression: "jpeg" (small) or "deflate" (exact).
     """
     if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:

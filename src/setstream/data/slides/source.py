@@ -31,7 +31,7 @@ class _Patches:
     """The patches of an open slide, which can be indexed: (n, 3, S, S) bytes."""
 
     def __init__(self, slide: Slide, grid: Grid) -> None:
-        self.file, self.grid = slide, grid
+        self.file, self.grid, self.shape = slide, grid, (len(grid), 3, grid.patch_size, grid.patch_size)
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
         size, coords = self.grid.patch_size, self.grid.coords[index]
@@ -118,9 +118,7 @@ class SlideSource(FileSource):
 class PatchFolderSource(ImageFolderSource):
     """A folder of patches that `extract` wrote: elements (3, S, S), floats in [0, 1]; the coordinates are in the names."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+    dtype = torch.float32
 
     def read(self, start: int, stop: int) -> Tensor:
         return as_floats(super().read(start, stop))
