@@ -31,6 +31,7 @@ import setstream as ss
 from setstream.bulk.encode import EncodeOptions, encode_locally
 from setstream.bulk.journal import Journal
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_collection
+from setstream.data.formats.table import Group
 
 WIDTH, CHUNK, BLOCK, RAW_BLOCK = 64, 4096, 2**18, 2**22
 FILES = {
@@ -117,7 +118,7 @@ def worker(kind: str, folder: Path, elements: int) -> None:
         # Opening loads the format's library, which is no part of the rate.
         data = SetDataset([ArraySource(np.load(path), "0")]) if kind == "memory" else open_collection(path)
         if path.suffix in (".parquet", ".arrow"):
-            next(ParquetSets(path).stream(ahead=0))
+            next(ParquetSets(path).features(Group(path, 0, 0)))
         before = peak_mib()
         start = time.perf_counter()
         encode_locally(encoder, data, journal, options)

@@ -50,12 +50,12 @@ def test_a_table_read_in_small_batches_is_the_same_table(tmp_path, monkeypatch, 
         tmp_path / "t.parquet",
     )
     data = ParquetSets(tmp_path / "t.parquet")
-    assert [len(ids) for ids, _ in data.stream()] == [1024] * 5 + [480]
-    assert [len(ids) for ids, _ in data.stream(1500)] == [548] + [1024] * 3 + [480]
+    for position, expected in ((0, [1024] * 5 + [480]), (1500, [548] + [1024] * 3 + [480])):
+        assert [len(block.ids) for block in data.blocks(position, 1000, 2, skip_none)] == expected
     encoder = make().encoder
     partial = PartialStates(encoder, 1000, skip_none)
-    for ids, features in data.stream():
-        partial.add(Block(ids, features))
+    for block in data.blocks(0, 1000, 2, skip_none):
+        partial.add(block)
     assert len(partial.states) == 7
     for name, state in partial.states.items():
         own = torch.from_numpy(x[names == name])

@@ -25,7 +25,7 @@ from setstream.data import (
     SetDataset,
     TorchSource,
     ZarrSource,
-    table_source,
+    table_sets,
 )
 from setstream.data.formats import table as table_format
 from setstream.data.images import celeba, pictures
@@ -92,10 +92,15 @@ def mutated(data, rng):
     return bytes(data)
 
 
+def fail(name, reason):
+    raise DataError(f"{name}: {reason}")
+
+
 def read_everything(path):
     if path.suffix in (".arrow", ".parquet"):
-        for _ in ParquetSets(path).stream(ahead=0):
-            pass
+        for block in ParquetSets(path).blocks(0, 16, 0, fail):
+            if isinstance(block.elements, DataError):
+                raise block.elements
     for source in open_sets(path.parent if path.suffix in ImageFolderSource.SUFFIXES else path):
         for chunk in source.chunks(16, ahead=0):
             chunk.double().sum()
@@ -314,8 +319,8 @@ def test_grids_that_cannot_be(tmp_path, size):
 
 
 def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_source, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(table_source, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(table_format, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_sets, "PIECE_BYTES", 1000)
     rows = np.random.default_rng(0).standard_normal((20_000, 6)).astype(np.float32)
     names = np.repeat([f"s{n}" for n in range(20)], 1000)
     pq.write_table(pa.table({"set_id": names, "features": fixed(rows)}), tmp_path / "t.parquet")
@@ -327,22 +332,22 @@ def test_what_a_table_keeps_is_bounded_for_all_of_its_sets(tmp_path, monkeypatch
             index = torch.randperm(1000)[:50]
             np.testing.assert_array_equal(source.take(index).numpy(), found[index].numpy())
     kept = data[0].sets.kept
-    assert sum(piece.nbytes for piece in kept._pieces.values()) <= kept._bytes <= 40_000
-    assert len(kept._readers) <= table_source.OPEN_READERS
+    assert sum(piece.nbytes for piece in kept.pieces.values()) <= kept.bytes <= 40_000
+    assert len(kept.readers) <= table_format.OPEN_READERS
 
 
 def test_a_set_in_one_large_row_group_is_decoded_once(tmp_path, monkeypatch):
     """Chunk by chunk, though it does not fit what is kept."""
-    monkeypatch.setattr(table_source, "KEPT_BYTES", 40_000)
-    monkeypatch.setattr(table_source, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(table_format, "KEPT_BYTES", 40_000)
+    monkeypatch.setattr(table_sets, "PIECE_BYTES", 10_000)
     monkeypatch.setattr(table_format, "BATCH_BYTES", 1)
     rows = np.random.default_rng(0).standard_normal((20_480, 6)).astype(np.float32)
     pq.write_table(pa.table({"set_id": ["a"] * len(rows), "features": fixed(rows)}), tmp_path / "t.parquet")
     source = ss.data.open(tmp_path / "t.parquet")[0]
     source.shape  # noqa: B018 - reads one batch
     decoded = []
-    features = ParquetSets._features
-    monkeypatch.setattr(ParquetSets, "_features", lambda *args: decoded.append(1) or features(*args))
+    features = table_sets.row_features
+    monkeypatch.setattr(table_sets, "row_features", lambda *args: decoded.append(1) or features(*args))
     np.testing.assert_array_equal(torch.cat(list(source.chunks(100))).numpy(), rows)
     assert len(decoded) == 20
 

@@ -213,6 +213,14 @@ def test_errors_name_file_key_and_shape(tmp_path):
     torch.save({"a": 1}, tmp_path / "dict.pt")
     with pytest.raises(DataError, match="expected a bare tensor"):
         len(TorchSource(tmp_path / "dict.pt"))
+    np.save(tmp_path / "one.npy", np.float32(1))
+    torch.save(torch.tensor(1.0), tmp_path / "one.pt")
+    zarr.create_array(str(tmp_path / "one.zarr"), shape=(), dtype="f4")
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["features"] = 1.0
+    for path in sorted(tmp_path.glob("one.*")):
+        with pytest.raises(DataError, match=rf"{path.name}: holds a single number"):
+            len(open_source(path))
     for name, kind in (("cut.npy", NpySource), ("cut.h5", H5Source), ("cut.pt", TorchSource)):
         {"cut.npy": write_npy, "cut.h5": write_clam, "cut.pt": write_torch}[name](tmp_path)
         whole = (tmp_path / f"a{name[3:]}").read_bytes()

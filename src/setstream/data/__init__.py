@@ -11,8 +11,7 @@ from setstream.data.dataset import SetBatch, SetDataset, SetLoader
 from setstream.data.formats import H5Source, ImageFolderSource, NpySource, TorchSource, ZarrSource
 from setstream.data.recognise import open_collection, open_source
 from setstream.data.recognise import open_sets as open
-from setstream.data.table_sets import ParquetSets
-from setstream.data.table_source import ParquetSource
+from setstream.data.table_sets import ParquetSets, ParquetSource
 from setstream.sets.chunks import SourceChunks
 from setstream.sets.source import ArraySource, PartSource, SetSource
 

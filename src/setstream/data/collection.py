@@ -65,16 +65,12 @@ class Ids:
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows: the set of each, and the elements (n, ...), or why they cannot be read.
-
-    position: reading can continue here after this block; None if it cannot.
-    final:    no later block has rows of these sets.
-    """
+    """Some rows: the set of each, and the elements (n, ...), or why they cannot be read."""
 
     ids: Ids
     elements: Tensor | DataError
-    position: int | None = None
-    final: bool = False
+    position: int | None = None  # reading can continue here after this block
+    final: bool = False  # no later block has rows of these sets
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,8 +46,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
     def __init__(self, sources: Sequence[SetSource]) -> None:
         self.sources = list(sources)
-        twice = sorted(name for name, count in Counter(self.ids).items() if count > 1)
-        if twice:
+        if twice := sorted(name for name, count in Counter(self.ids).items() if count > 1):
             raise DataError(f"ids of sets must differ; {twice[:5]} appear more than once")
 
     def __len__(self) -> int:
@@ -79,13 +78,10 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return SetDataset([known[name] for name in ids])
 
     def with_labels(self, path: str | Path, *, missing: str = "error") -> SetDataset:
-        """Labels from a CSV file with a column of ids and one of labels.
-
-        Sets that it does not name are an error with missing="error", and left out with "drop".
-        """
+        """Labels from a CSV with columns of ids and labels; sets it does not name are an error, or left out: missing="drop"."""
         if missing not in ("error", "drop"):
             raise ConfigurationError(f"missing must be 'error' or 'drop'; got {missing!r}")
-        rows = _read_csv(Path(path))
+        rows = _read_csv(path)
         ids, labels = _column(rows, ID_COLUMNS, path), _column(rows, LABEL_COLUMNS, path)
         table = dict(zip(ids, map(_number, labels), strict=True))
         unnamed = [source.id for source in self.sources if source.id not in table]
@@ -99,10 +95,9 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
     def split(self, path: str | Path) -> dict[str, SetDataset]:
         """Splits from a CSV: columns train, val, test that list ids (CLAM), or a column `split` beside the ids."""
-        rows = _read_csv(Path(path))
+        rows = _read_csv(path)
         names = list(rows[0]) if rows else []
-        listed = [name for name in names if name in ("train", "val", "test")]
-        lists = {name: [row[name] for row in rows if row[name]] for name in listed}
+        lists = {name: [row[name] for row in rows if row[name]] for name in names if name in ("train", "val", "test")}
         if not lists and "split" in names:
             for name, row in zip(_column(rows, ID_COLUMNS, path), rows, strict=True):
                 lists.setdefault(row["split"], []).append(name)
@@ -120,16 +115,16 @@ class SetDataset(Sequence[SetSource], SetCollection):
         """
         if not shares or min(shares) <= 0 or sum(shares) > 1 + 1e-9:
             raise ConfigurationError(f"shares must be positive and sum to at most one; got {shares}")
-        groups: dict[Any, list[int]] = {}
+        groups = defaultdict[Any, list[int]](list)
         for number, label in enumerate(self.labels):
-            groups.setdefault(label, []).append(number)
+            groups[label].append(number)
         parts: list[list[int]] = [[] for _ in shares]
         generator = np.random.default_rng(seed)
         for label in sorted(groups, key=str):
             order = generator.permutation(groups[label])
-            bounds = np.round(np.cumsum([0.0, *shares]) * len(order)).astype(int)
-            for part, low, high in zip(parts, bounds, bounds[1:], strict=False):
-                part.extend(order[low:high].tolist())
+            bounds = np.round(np.cumsum(shares) * len(order)).astype(int)
+            for part, some in zip(parts, np.split(order, bounds), strict=False):
+                part.extend(some.tolist())
         return [SetDataset([self.sources[number] for number in sorted(part)]) for part in parts]
 
     def check(self, skip_bad: bool = False) -> tuple[SetDataset, list[str]]:
@@ -201,8 +196,8 @@ def _blocks(source: SetSource, chunks: Iterable[Tensor], position: int | None = 
     yield Block(Ids.all(source.id, 0, place), torch.empty(0), position, final=position is not None)
 
 
-def _read_csv(path: Path) -> list[dict[str, str]]:
-    with reading(existing(path)), path.open(newline="") as file:
+def _read_csv(path: str | Path) -> list[dict[str, str]]:
+    with reading(existing(path)), open(path, newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -233,6 +228,7 @@ class SetBatch:
     ids: list[str]
 
 
+@dataclass(eq=False)
 class SetLoader:
     """Batches of sets from their files, in chunks that are read ahead; each epoch in a new order, by seed.
 
@@ -253,23 +249,27 @@ class SetLoader:
     ...     z = ss.encode(encoder, batch.sets, gradient="exact")
     """
 
-    def __init__(
-        self, dataset: SetDataset, batch: int = 1, chunk_size: int = 256, *, shuffle: bool = False,
-        partition: str | None = None, seed: int = 0, ahead: int = 2, parallel: str | None = None,
-    ) -> None:  # fmt: skip
-        if batch < 1:
-            raise ConfigurationError(f"a batch has at least one set; got {batch}")
-        if parallel not in (None, "data", "set"):
-            raise ConfigurationError(f"parallel must be 'data', 'set' or None; got {parallel!r}")
-        self.parallel = parallel
-        self.rank, self.ranks = 0, 1
-        if parallel is not None and dist.is_available() and dist.is_initialized():
+    dataset: SetDataset
+    batch: int = 1
+    chunk_size: int = 256
+    _: KW_ONLY
+    shuffle: bool = False
+    partition: str | None = None
+    seed: int = 0
+    ahead: int = 2
+    parallel: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ConfigurationError(f"a batch has at least one set; got {self.batch}")
+        if self.parallel not in (None, "data", "set"):
+            raise ConfigurationError(f"parallel must be 'data', 'set' or None; got {self.parallel!r}")
+        self.rank, self.ranks, self.epoch = 0, 1, 0
+        if self.parallel and dist.is_available() and dist.is_initialized():
             self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        if parallel == "data" and batch % self.ranks:
-            raise ConfigurationError(f"{self.ranks} processes cannot share batches of {batch} sets: choose a multiple of them")
-        self.dataset, self.batch, self.chunk_size, self.shuffle = dataset, batch, chunk_size, shuffle
-        self.partition = partition or ("blocks" if shuffle else "contiguous")
-        self.seed, self.ahead, self.epoch = seed, ahead, 0
+        if self.parallel == "data" and self.batch % self.ranks:
+            message = f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple of them"
+            raise ConfigurationError(message)
 
     def __len__(self) -> int:
         return len(self._batches(torch.arange(len(self.dataset))))
@@ -279,19 +279,15 @@ class SetLoader:
         self.epoch += 1
         order = torch.randperm(len(self.dataset), generator=generator) if self.shuffle else torch.arange(len(self.dataset))
         for numbers in self._batches(order):
-            yield self.collate([self.dataset.sources[number] for number in numbers.tolist()], generator)
+            sources = [self.dataset.sources[number] for number in numbers.tolist()]
+            parts = [PartSource(source, self.rank, self.ranks) for source in sources] if self.parallel == "set" else sources
+            partition = self.partition or ("blocks" if self.shuffle else "contiguous")
+            chunks = SourceChunks(parts, self.chunk_size, partition, generator, self.ahead)
+            yield SetBatch(chunks, [source.label for source in sources], [source.id for source in sources])
 
     def _batches(self, order: Tensor) -> list[Tensor]:
-        batches = list(order.split(self.batch)) if len(order) else []
-        if self.parallel != "data":
-            return batches
-        if self.shuffle:
-            batches = [numbers for numbers in batches if len(numbers) % self.ranks == 0]
-        shares = [numbers.tensor_split(self.ranks)[self.rank] for numbers in batches]
-        return [share for share in shares if len(share)]
-
-    def collate(self, sources: list[SetSource], generator: torch.Generator | None = None) -> SetBatch:
-        """Some sources as one batch."""
-        parts = [PartSource(s, self.rank, self.ranks) for s in sources] if self.parallel == "set" else sources
-        chunks = SourceChunks(parts, self.chunk_size, self.partition, generator, self.ahead)
-        return SetBatch(chunks, [source.label for source in sources], [source.id for source in sources])
+        batches = list(order.split(self.batch))
+        if self.parallel == "data":
+            shared = (numbers for numbers in batches if not self.shuffle or len(numbers) % self.ranks == 0)
+            batches = [numbers.tensor_split(self.ranks)[self.rank] for numbers in shared]
+        return [numbers for numbers in batches if len(numbers)]

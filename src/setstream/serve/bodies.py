@@ -114,7 +114,7 @@ def _from_npy(body: bytes) -> Tensor:
 
 def _from_arrow(body: bytes) -> Tensor:
     arrow, ipc, types = need("pyarrow"), need("pyarrow.ipc"), need("pyarrow.types")
-    check_stream(body, "the body", plain=True)
+    check_stream(body, "the body")
     parts = []
     try:
         stream = ipc.open_stream(body)

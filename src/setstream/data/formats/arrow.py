@@ -12,53 +12,49 @@ messages in it. Each of these numbers must stay inside the data. The values in t
 """
 
 import struct
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from setstream._utils.optional import need
+from setstream.data.formats.file import reading
 from setstream.data.formats.table import TableFile, batch_rows
-from setstream.errors import DataError
 
 MAGIC = b"ARROW1"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-# Messages of a plain stream: each takes some 100 microseconds to check, even with few rows.
+# Messages of a stream: each takes some 100 microseconds to check, even with few rows.
 MOST_MESSAGES = 4096
 KINDS = {SCHEMA: "schema", DICTIONARY: "dictionary", BATCH: "record batch", 4: "tensor", 5: "sparse tensor"}
 # Files whose framing was checked, with their size and time at that moment.
 _intact: dict[Path, tuple[int, int]] = {}
 
 
-def check_stream(data: Any, place: str, *, plain: bool = False) -> None:
-    """Raise DataError unless the bytes are a sequence of messages, a schema first.
+def check_stream(data: Any, place: str) -> None:
+    """Raise DataError unless the bytes are a schema, then record batches, at most MOST_MESSAGES in all.
 
-    plain: what needs no more memory than the bytes themselves, as there are no dictionaries, no compressed buffers, and at
-    most MOST_MESSAGES messages.
+    They need no more memory than the bytes themselves, as there are no dictionaries and no compressed buffers.
     """
     data = memoryview(data).cast("B")
-    allowed: Collection[int] = (SCHEMA,)
-    position, messages = 0, 0
-    with _checking(place):
+    position = messages = 0
+    with reading(f"{place}, as Arrow data"):  # an offset outside the data is an error of struct or numpy
         while position < len(data):
             size, start = _frame(data, position)
             if size == 0:
                 break
+            position = start + size + _check_message(data[start:], size, BATCH if messages else SCHEMA, plain=True)
             messages += 1
-            if plain and messages > MOST_MESSAGES:
+            if messages > MOST_MESSAGES:
                 raise ValueError(f"it holds more than {MOST_MESSAGES} messages: write larger record batches")
-            position = start + size + _check_message(data[start:], size, allowed, plain)
-            allowed = (BATCH,) if plain else (BATCH, DICTIONARY)
-        if SCHEMA in allowed:
+        if not messages:
             raise ValueError("there is no message, expected a schema")
 
 
 def check_file(data: Any, place: str) -> None:
     """Raise DataError unless the bytes are an Arrow file whose footer names existing messages. Reads no body."""
     data = memoryview(data).cast("B")
-    with _checking(place):
+    with reading(f"{place}, as Arrow data"):  # an offset outside the data is an error of struct or numpy
         if len(data) < 20 or data[: len(MAGIC)] != MAGIC or data[-len(MAGIC) :] != MAGIC:
             raise ValueError("it does not begin and end with ARROW1, or is truncated")
         end = len(data) - len(MAGIC) - 4
@@ -73,39 +69,29 @@ def check_file(data: Any, place: str) -> None:
                 if offset < 0 or body < 0 or offset + length + body > end - size:
                     raise ValueError(f"a {KINDS[kind]} at {offset} of {length} and {body} bytes in {len(data)}")
                 message, start = _frame(data, offset)
-                if start + message > offset + length or _check_message(data[start:], message, (kind,), False) != body:
+                if start + message > offset + length or _check_message(data[start:], message, kind) != body:
                     raise ValueError(f"the {KINDS[kind]} at {offset} has another size than the footer says")
-
-
-@contextmanager
-def _checking(place: str) -> Iterator[None]:
-    try:
-        yield
-    except (struct.error, ValueError, IndexError, OverflowError) as error:  # an offset outside the data
-        raise DataError(f"{place}: is not Arrow data, or damaged: {error}") from None
 
 
 def _frame(data: memoryview, position: int) -> tuple[int, int]:
     """The size of a message's table, and where it begins. Before 0.15 there was no ffffffff."""
+    if struct.unpack_from("<i", data, position) == (-1,):
+        position += 4
     (size,) = struct.unpack_from("<i", data, position)
     position += 4
-    if size == -1:
-        (size,) = struct.unpack_from("<i", data, position)
-        position += 4
     if not 0 <= size <= len(data) - position:
         raise ValueError(f"a message of {size} bytes where {len(data) - position} are left")
     return size, position
 
 
-def _check_message(data: memoryview, size: int, allowed: Collection[int], plain: bool) -> int:
+def _check_message(data: memoryview, size: int, expected: int, plain: bool = False) -> int:
     """The length of a message's body, which follows the table of that size."""
     head = data[:size]
     table = _follow(head, 0)
     kind = _number(head, table, 1, "<B")
     header = _field(head, table, 2)
-    if kind not in allowed or header is None:
-        expected = " or ".join(KINDS[number] for number in allowed)
-        raise ValueError(f"expected a {expected}, got {KINDS.get(kind, 'message of an unknown kind')}")
+    if kind != expected or header is None:
+        raise ValueError(f"expected a {KINDS[expected]}, got {KINDS.get(kind, 'message of an unknown kind')}")
     body = _number(head, table, 3, "<q")
     if not 0 <= body <= len(data) - size:
         raise ValueError(f"a body of {body} bytes where {len(data) - size} are left")
@@ -163,17 +149,14 @@ class ArrowFile(TableFile):
     suffixes = (".arrow", ".feather")
     mapped = True
 
-    def open(self, dictionaries: list[str]) -> tuple[Any, Any]:
+    def open(self, dictionaries: list[str]) -> tuple[Any, Any, int]:
         mapped = need("pyarrow").memory_map(str(self.path))
-        status = self.path.stat()
-        if _intact.get(self.path) != (status.st_size, status.st_mtime_ns):
+        version = self.path.stat().st_size, self.path.stat().st_mtime_ns
+        if _intact.get(self.path) != version:
             check_file(mapped.read_buffer(), str(self.path))
-            _intact[self.path] = (status.st_size, status.st_mtime_ns)
+            _intact[self.path] = version
         file = need("pyarrow.ipc").open_file(mapped)
-        return file, file.schema
-
-    def __len__(self) -> int:
-        return int(self.file.num_record_batches)
+        return file, file.schema, file.num_record_batches
 
     def rows(self, group: int) -> int:
         return int(self.file.get_batch(group).num_rows)

@@ -24,7 +24,6 @@ from torch import Tensor
 from setstream.errors import DataError, SetstreamError
 from setstream.sets.source import Metadata, SetSource
 
-FEATURES = "features"
 # An array may be this many times larger than its stored bytes; no numbers compress better. Small arrays may be any size.
 LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
 # The least recently used files are closed, so that a dataset of any size stays below the system's limit of open files.
@@ -38,10 +37,8 @@ def reading(place: object) -> Iterator[None]:
     """Turn a library's errors while it reads a file into a DataError that names the file."""
     try:
         yield
-    except SetstreamError:
-        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(error, SetstreamError) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
             raise
         reason = str(error) or type(error).__name__
         raise DataError(f"{place}: cannot be read, it may be truncated or of another kind: {reason}") from error
@@ -70,8 +67,7 @@ class FileSource(SetSource):
     def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:
         self.path = Path(path)
         super().__init__(self.path.stem if id is None else id, label, metadata)
-        self._array: Any = None
-        self._process = 0
+        self._arrays: dict[int, Any] = {}  # by process
 
     @abstractmethod
     def open(self) -> Any:
@@ -80,10 +76,13 @@ class FileSource(SetSource):
     @property
     def array(self) -> Any:
         """The opened array; opened anew after a fork."""
-        if self._array is None or self._process != os.getpid():
+        array = self._arrays.get(os.getpid())
+        if array is None:
             with reading(existing(self.path)):
-                self._array = self.open()
-            self._process = os.getpid()
+                array = self.open()
+            if not array.shape:
+                raise DataError(f"{self.path}: holds a single number; a set is (N, ...)")
+            self._arrays[os.getpid()] = array
             with _open_lock:
                 _open.pop(id(self), None)
                 _open[id(self)] = weakref.ref(self)
@@ -91,13 +90,12 @@ class FileSource(SetSource):
                     oldest = _open.popitem(last=False)[1]()
                     if oldest is not None:
                         oldest.close()
-        return self._array
+        return array
 
     def close(self) -> None:
-        file = getattr(self._array, "file", None)  # HDF5
-        if file is not None and self._process == os.getpid():
-            file.close()
-        self._array = None
+        array = self._arrays.pop(os.getpid(), None)
+        if hasattr(array, "file"):  # HDF5, slides
+            array.file.close()
 
     def __len__(self) -> int:
         return int(self.array.shape[0])
@@ -129,14 +127,14 @@ class FileSource(SetSource):
             raise DataError(f"{self.path}: holds {array.dtype}, which torch cannot read as numbers") from error
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_array": None}
+        return self.__dict__ | {"_arrays": {}}
 
 
 class KeyedSource(FileSource):
     """An array in a file that may hold several, by its key."""
 
     def __init__(
-        self, path: str | Path, key: str = FEATURES, id: str | None = None, label: Any = None, metadata: Metadata = None
+        self, path: str | Path, key: str = "features", id: str | None = None, label: Any = None, metadata: Metadata = None
     ) -> None:
         super().__init__(path, id, label, metadata)
         self.key = key

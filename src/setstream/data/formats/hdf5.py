@@ -22,8 +22,6 @@ class H5Source(KeyedSource):
 
     def open(self) -> Any:
         array = h5_array(need("h5py").File(self.path, "r"), self.key, self.path)
-        if not array.shape:
-            raise DataError(f"{self.path}: {self.key!r} is a single number; expected (N, D)")
         return _Squeezed(array) if array.ndim == 3 and array.shape[0] == 1 else array
 
     def coords(self) -> Tensor:

@@ -1,6 +1,6 @@
 """A folder of images of one size: elements (3, H, W), bytes."""
 
-from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from setstream.errors import DataError
 from setstream.sets.source import Metadata, SetSource
 
 
-def read_image(file: Path, change: Callable[[Any], Any] = lambda picture: picture) -> np.ndarray:
-    """An image as (H, W, 3) bytes. One beyond Pillow's limit on pixels is an error, and so is one that declares too many.
+def read_image(file: Path) -> Any:
+    """A picture of Pillow in RGB. One beyond Pillow's limit on pixels is an error, and so is one that declares too many.
 
     A damaged header may declare a thousand times the pixels that the file holds; they would be allocated first.
     """
-    with reading(file), need("PIL.Image", "report").open(file) as opened:
-        check_stored(file, 3 * opened.width * opened.height, file.stat().st_size)
-        return np.array(change(opened.convert("RGB")))
+    with reading(file), need("PIL.Image", "report").open(file) as picture:
+        check_stored(file, 3 * picture.width * picture.height, file.stat().st_size)
+        return picture.convert("RGB")
 
 
 class ImageFolderSource(SetSource):
@@ -29,12 +29,12 @@ class ImageFolderSource(SetSource):
 
     SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
     path: Path
+    dtype = torch.uint8
 
     def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:
         self.path = Path(path)
         super().__init__(self.path.name if id is None else id, label, metadata)
         self.files = sorted(file for file in self.path.iterdir() if file.suffix.lower() in self.SUFFIXES)
-        self._shape: tuple[int, ...] | None = None
 
     @classmethod
     def recognises(cls, folder: Path) -> bool:
@@ -44,22 +44,16 @@ class ImageFolderSource(SetSource):
     def __len__(self) -> int:
         return len(self.files)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """(3, H, W), as in the first image."""
-        if self._shape is None:
-            self._shape = (3, *read_image(self.files[0]).shape[:2]) if self.files else (3, 0, 0)
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.uint8
+        return (3, *read_image(self.files[0]).size[::-1]) if self.files else (3, 0, 0)
 
     def read(self, start: int, stop: int) -> Tensor:
         files = self.files[start:stop]
         images = torch.empty(len(files), *self.shape, dtype=torch.uint8)
         for image, file in zip(images, files, strict=True):
-            pixels = torch.from_numpy(read_image(file)).permute(2, 0, 1)
+            pixels = torch.from_numpy(np.array(read_image(file))).permute(2, 0, 1)
             if pixels.shape != image.shape:
                 raise DataError(f"{file}: is {tuple(pixels.shape)}; the first image of the folder is {self.shape}")
             image.copy_(pixels)

@@ -14,10 +14,7 @@ class NpySource(FileSource):
     suffixes = (".npy",)
 
     def open(self) -> Any:
-        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
-        if array.ndim < 1:
-            raise DataError(f"{self.path}: holds a single number; a set is (N, ...)")
-        return array
+        return np.load(self.path, mmap_mode="r", allow_pickle=False)
 
     def range(self, array: Any, start: int, stop: int) -> Any:
         """Elements of the file, not of the map."""

@@ -18,16 +18,13 @@ class ParquetTable(TableFile):
 
     suffixes = (".parquet", ".pq")
 
-    def open(self, dictionaries: list[str]) -> tuple[Any, Any]:
+    def open(self, dictionaries: list[str]) -> tuple[Any, Any, int]:
         options = {"buffer_size": FILE_BUFFER if self.path.stat().st_size > SMALL_FILE else 0, "pre_buffer": False}
         try:
             file = need("pyarrow.parquet").ParquetFile(self.path, read_dictionary=dictionaries, **options)
         except KeyError as error:
             raise DataError(f"{self.path}: has no column {', '.join(dictionaries)}, unlike the files before it") from error
-        return file, file.schema_arrow
-
-    def __len__(self) -> int:
-        return int(self.file.num_row_groups)
+        return file, file.schema_arrow, file.num_row_groups
 
     def rows(self, group: int) -> int:
         return int(self.file.metadata.row_group(group).num_rows)

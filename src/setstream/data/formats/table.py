@@ -3,12 +3,16 @@
 table.batches(group, columns)       record batches of one row group, in order
 row_ids(batch, column)              the set of each row, as codes
 row_features(batch, columns)        (n, D), without a copy
+pieces(batches, rows, size)         some rows of a row group, a piece at a time; `Kept` holds those that were decoded last
+
+A row group can only be read from its beginning. Its readers are kept: reading a set in order decodes every row once.
 """
 
-from __future__ import annotations
-
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +29,12 @@ from setstream.errors import DataError
 # Bytes of decoded rows in a batch: large enough that a batch holds many rows of each of some hundred sets.
 BATCH_BYTES = 2**23
 FEWEST_ROWS = 1024
+# Bytes of decoded rows that are kept for all sets of a table together; what a tensor takes beside its elements.
+KEPT_BYTES, TENSOR_BYTES = 2**27, 1024
+# Row groups that are open at a time, so that reading can continue.
+OPEN_READERS = 4
+# Some rows of a row group: a range, or any positions in order.
+Rows = range | np.ndarray
 
 
 class TableFile(ABC):
@@ -38,15 +48,12 @@ class TableFile(ABC):
     def __init__(self, path: Path, dictionaries: list[str] | None = None) -> None:
         self.path = path
         with reading(path):
-            self.file, self.schema = self.open(dictionaries or [])
+            self.file, self.schema, self.groups = self.open(dictionaries or [])
             self.names: list[str] = list(self.schema.names)
 
     @abstractmethod
-    def open(self, dictionaries: list[str]) -> tuple[Any, Any]:
-        """The opened file and its Arrow schema."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def open(self, dictionaries: list[str]) -> tuple[Any, Any, int]:
+        """The opened file, its Arrow schema, and how many row groups it has."""
 
     @abstractmethod
     def rows(self, group: int) -> int:
@@ -59,17 +66,12 @@ class TableFile(ABC):
         """The rows of one row group, as record batches of some megabytes; one without rows where there are none."""
         batch: Any = None
         with reading(f"{self.path}, row group {group}"):
-            for batch in self._batches(group, columns) if group < len(self) else ():
+            for batch in self._batches(group, columns) if group < self.groups else ():
                 yield batch
             if batch is None:
                 arrow = need("pyarrow")
                 empty = [arrow.array([], self.schema.field(name).type) for name in columns]
                 yield arrow.RecordBatch.from_arrays(empty, columns)
-
-    def numeric(self) -> list[str]:
-        """The names of the columns with numbers."""
-        types = need("pyarrow").types
-        return [field.name for field in self.schema if types.is_floating(field.type) or types.is_integer(field.type)]
 
 
 def batch_rows(size: int, rows: int) -> int:
@@ -117,3 +119,74 @@ def _numbers(column: Any, name: str, place: str) -> Tensor:
         raise DataError(f"{place}: {name!r} holds {flat.type}; features are numbers")
     values = from_dlpack(flat)
     return values.view(rows, -1) if rows else values.view(0, getattr(column.type, "list_size", 1))
+
+
+@dataclass(frozen=True)
+class Group:
+    """One row group (or record batch) of one file, and how many rows it has."""
+
+    file: Path
+    number: int
+    rows: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}, row group {self.number}"
+
+
+def pieces(batches: Iterable[Tensor], rows: Rows, size: int, place: str) -> Iterator[Tensor]:
+    """Some rows of a row group's batches, `size` at a time; memory is that of a piece and of one batch."""
+    start = count = 0
+    waiting: list[Tensor] = []
+    for features in batches:
+        stop = start + len(features)
+        if isinstance(rows, range):
+            wanted = features[max(0, rows.start - start) : max(0, rows.stop - start)]
+        else:
+            low, high = np.searchsorted(rows, (start, stop))
+            wanted = features[torch.from_numpy(rows[low:high] - start)]
+        while len(wanted):
+            waiting.append(wanted[: size - count])
+            count, wanted = count + len(waiting[-1]), wanted[size - count :]
+            if count == size:
+                yield torch.cat(waiting)
+                waiting, count = [], 0
+        if rows[-1] < stop:
+            break
+        start = stop
+    else:
+        raise DataError(f"{place}: has fewer rows than the file says")
+    if waiting:
+        yield torch.cat(waiting)
+
+
+class Kept:
+    """Recently decoded rows of all sets of a table: at most KEPT_BYTES, the least recently used are dropped first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.pieces: OrderedDict[tuple[str, int, int], Tensor] = OrderedDict()
+        self.readers: OrderedDict[tuple[str, int], tuple[int, Iterator[Tensor]]] = OrderedDict()
+        self.bytes = 0
+
+    def piece(self, key: tuple[str, int], number: int, count: int, pieces: Iterator[Tensor]) -> Tensor:
+        """Piece `number` of `count`, for a set and one of its row groups; `pieces` starts from the first, if that is needed."""
+        with self._lock:
+            if (*key, number) in self.pieces:
+                self.pieces.move_to_end((*key, number))
+                return self.pieces[*key, number]
+            following, reader = self.readers.pop(key, (0, None))
+            if reader is None or following > number:
+                following, reader = 0, pieces
+            for position in range(following, number + 1):
+                piece = next(reader)
+                if (*key, position) not in self.pieces:
+                    self.pieces[*key, position] = piece
+                    self.bytes += piece.nbytes + TENSOR_BYTES
+                while self.bytes > KEPT_BYTES:
+                    self.bytes -= self.pieces.popitem(last=False)[1].nbytes + TENSOR_BYTES
+            if number + 1 < count:
+                self.readers[key] = number + 1, reader
+                while len(self.readers) > OPEN_READERS:
+                    self.readers.popitem(last=False)
+            return piece

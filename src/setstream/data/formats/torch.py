@@ -17,9 +17,8 @@ class TorchSource(FileSource):
             tensor = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:  # written in the old format, which cannot be mapped
             tensor = torch.load(self.path, map_location="cpu", weights_only=True)
-        if not isinstance(tensor, Tensor) or tensor.dim() < 1:
-            came = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise DataError(f"{self.path}: expected a bare tensor (N, ...); it holds {came}")
+        if not isinstance(tensor, Tensor):
+            raise DataError(f"{self.path}: expected a bare tensor (N, ...); it holds {type(tensor).__name__}")
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise DataError(f"{self.path}: expected a dense tensor of numbers; it holds a {tensor.layout} of {tensor.dtype}")
         return tensor

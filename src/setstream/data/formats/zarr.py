@@ -16,8 +16,7 @@ class ZarrSource(KeyedSource):
         inside = self.path.resolve()
         for item in self.path.rglob("*"):
             if item.is_symlink() and not item.resolve().is_relative_to(inside):
-                name = item.relative_to(self.path)
-                raise DataError(f"{self.path}: {name} is a link out of the folder, which is not read")
+                raise DataError(f"{self.path}: {item.relative_to(self.path)} is a link out of the folder, which is not read")
         node = need("zarr").open(str(self.path), mode="r")
         if not hasattr(node, "shape"):
             keys = sorted(node.keys())

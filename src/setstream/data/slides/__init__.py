@@ -1,13 +1,10 @@
 """Whole-slide images: tissue, patches, and patches as sets. Needs the extra `slides`."""
 
-from setstream.data.slides.camelyon import camelyon16, camelyon16_labels
-from setstream.data.slides.folder import find_slides, open_slides, patch_slide, patch_slides
-from setstream.data.slides.grid import Grid, GridOptions, cut, read_grid, write_grid
+from setstream.data.slides.folder import camelyon16, camelyon16_labels, find_slides, open_slides, patch_slide, patch_slides
+from setstream.data.slides.grid import Grid, GridOptions, Tissue, cut, find_tissue, read_grid, write_grid
 from setstream.data.slides.overview import heat_map, overview, save_png
-from setstream.data.slides.pyramid import Slide
+from setstream.data.slides.pyramid import Slide, write_slide
 from setstream.data.slides.source import PatchFolderSource, SlideSource, extract
-from setstream.data.slides.tissue import Tissue, find_tissue
-from setstream.data.slides.write import write_slide
 
 __all__ = [
     "Grid", "GridOptions", "PatchFolderSource", "Slide", "SlideSource", "Tissue", "camelyon16", "camelyon16_labels", "cut",

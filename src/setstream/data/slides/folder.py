@@ -1,23 +1,43 @@
 """Many slides of a folder, cut by several processes; files are written atomically.
 
 A slide whose file of patches exists is not cut again: after an interruption, the same command continues.
+
+Camelyon16: lymph nodes with and without metastases.
+
+    training/normal/normal_001.tif ...         label 0, by its name
+    training/tumor/tumor_001.tif ...           label 1, by its name
+    testing/images/test_001.tif ...            label from testing/reference.csv: test_001,Tumor,IDC,Macro
+    features_<backbone>/<slide>.h5             or features of them all in one folder
+
+The paper trains on the 270 slides of training/ (110 with a tumour, appendix) and reports on the 129 of testing/ (49).
 """
 
+import csv
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from setstream.data.dataset import SetDataset
+from setstream.data.formats import SOURCE_OF
 from setstream.data.formats.file import existing
 from setstream.data.slides.grid import GridOptions, cut, read_grid, write_grid
 from setstream.data.slides.overview import overview, save_png
 from setstream.data.slides.pyramid import SUFFIXES, Slide
 from setstream.data.slides.source import SlideSource, extract
 from setstream.errors import ConfigurationError, DataError
+from setstream.sets.source import SetSource
+
+#: Slides of each split in the paper.
+PAPER = {"train": 270, "test": 129}
+REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
+LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
+#: Words in the names of .tif files, or of their folders, that are masks and not slides.
+MASKS = ("mask", "annotation", "evaluation")
 
 
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
@@ -44,15 +64,13 @@ def patches_file(out: Path, options: GridOptions, name: str) -> Path:
 
 def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = False) -> int:
     """Cut one slide, unless that is done: coordinates, overview, and on request the patches as images. Returns their number."""
-    done = patches_file(out, options, path.stem)
-    picture = out / options.folder / "visualization" / f"{path.stem}.png"
-    pixels = out / options.folder / "images" / path.stem
+    done, pixels = patches_file(out, options, path.stem), out / options.folder / "images" / path.stem
     if done.exists():
         grid = read_grid(done)
     else:
         with Slide(path, options.level0_magnification) as slide:
             grid, tissue = cut(slide, options, path.stem)
-            save_png(picture, overview(slide, grid, tissue))
+            save_png(out / options.folder / "visualization" / f"{path.stem}.png", overview(slide, grid, tissue))
         write_grid(done, grid)  # last: it marks the slide as done
     if images and not pixels.exists():
         extract(SlideSource(path, grid, raw=True), pixels)
@@ -60,9 +78,14 @@ def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = Fals
 
 
 def patch_slides(
-    slides: Sequence[Path], out: str | Path, options: GridOptions | None = None, *, workers: int = 1, images: bool = False,
+    slides: Sequence[Path],
+    out: str | Path,
+    options: GridOptions | None = None,
+    *,
+    workers: int = 1,
+    images: bool = False,
     on_bad: Callable[[str], None] | None = None,
-) -> Iterator[tuple[Path, int | None]]:  # fmt: skip
+) -> Iterator[tuple[Path, int | None]]:
     """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
 
     Patches are written as images, too, on request (`images`). `on_bad` is called with what is wrong with a slide, which is then
@@ -83,11 +106,11 @@ def patch_slides(
 
     if workers == 1 or len(slides) < 2:
         for path in slides:
-            yield outcome(path, lambda path=path: patch_slide(path, out, options, images))  # type: ignore[misc]
+            yield outcome(path, partial(patch_slide, path, out, options, images))
         return
     # Spawned, not forked: torch and OpenSlide have threads and locks that a fork would copy in any state.
     with ProcessPoolExecutor(min(workers, len(slides)), multiprocessing.get_context("spawn")) as pool:
-        waiting: dict[Future[int], Path] = {pool.submit(patch_slide, path, out, options, images): path for path in slides}
+        waiting = {pool.submit(patch_slide, path, out, options, images): path for path in slides}
         try:
             for future in as_completed(waiting):
                 yield outcome(waiting[future], future.result)
@@ -99,6 +122,67 @@ def patch_slides(
 
 def open_slides(path: str | Path, patches: str | Path | None = None, **options: Any) -> SetDataset:
     """The slides of a folder as sets of patches; `patches`: the folder of their `*_patches.h5` files, if there is one."""
-    files = find_slides(path)
-    grids = [None if patches is None else Path(patches) / f"{file.stem}_patches.h5" for file in files]
-    return SetDataset([SlideSource(file, grid, **options) for file, grid in zip(files, grids, strict=True)])
+    grids = [(file, None if patches is None else Path(patches) / f"{file.stem}_patches.h5") for file in find_slides(path)]
+    return SetDataset([SlideSource(file, grid, **options) for file, grid in grids])
+
+
+def read_reference(path: Path) -> dict[str, int]:
+    """Labels of the test slides: the name in the first column, Normal or Tumor in the second; a header is skipped."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; the labels of Camelyon16's test slides are in testing/reference.csv")
+    with path.open(newline="") as file:
+        rows = [row for row in csv.reader(file) if len(row) > 1]
+    for number, row in enumerate(rows):
+        if number and row[1].strip().lower() not in LABELS:
+            raise DataError(f"{path}: row {number + 1} has {row[1]!r}; expected Normal or Tumor")
+    kinds = ((Path(row[0].strip()).stem, row[1].strip().lower()) for row in rows)
+    return {name: LABELS[kind] for name, kind in kinds if kind in LABELS}
+
+
+def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
+    """The split and the label of each slide, by its name: `normal_*`, `tumor_*` or `test_*`.
+
+    Example:
+        >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
+        {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
+    """
+    labels: dict[str, tuple[str, int]] = {}
+    for name in names:
+        kind = name.lower().partition("_")[0]
+        if kind not in ("test", *LABELS):
+            raise DataError(f"{name}: is not a slide of Camelyon16, whose names begin with normal_, tumor_ or test_")
+        if kind == "test" and name not in reference:
+            raise DataError(f"{name}: the reference has no label for it; it names {len(reference)} slides")
+        labels[name] = ("test", reference[name]) if kind == "test" else ("train", LABELS[kind])
+    return labels
+
+
+def camelyon16(
+    root: str | Path, features: str | Path | None = None, *, whole: bool = False, **options: Any
+) -> dict[str, SetDataset]:
+    """Camelyon16 as {"train": ..., "test": ...}, labels 0 and 1: patches straight from the slides, or features of them.
+
+    Args:
+        root: The folder with training/ and testing/.
+        features: A folder of feature files, named as the slides; the slides themselves are not needed then.
+        whole: Whether all of the paper's 270 and 129 slides must exist.
+        options: How slides are cut (`GridOptions`).
+    """
+    root = Path(root)
+    sources: list[SetSource]
+    if features is None:
+        parts = [root / name for name in ("training", "testing") if (root / name).is_dir()] or [root]
+        sources = [SlideSource(file, **options) for part in parts for file in find_slides(part, MASKS)]
+    else:
+        files = sorted(Path(features).iterdir())
+        sources = [SOURCE_OF[file.suffix](file) for file in files if file.suffix in SOURCE_OF and file.name[0] != "."]
+    names = [source.id for source in sources]
+    places = [root / place for place in REFERENCE]
+    file = next(filter(Path.is_file, places), places[0])
+    known = camelyon16_labels(names, read_reference(file) if any(name.startswith("test") for name in names) else {})
+    for source in sources:
+        source.label = known[source.id][1]
+    splits = {split: SetDataset([source for source in sources if known[source.id][0] == split]) for split in PAPER}
+    if whole and (counts := {split: len(data) for split, data in splits.items()}) != PAPER:
+        raise DataError(f"{root}: the paper has {PAPER} slides; there are {counts}")
+    return splits

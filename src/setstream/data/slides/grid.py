@@ -1,5 +1,9 @@
 """The patches of a slide: squares on a grid that hold enough tissue.
 
+saturation   S = (max(r, g, b) - min(r, g, b)) / max(r, g, b)        glass is grey or white, stain has colour
+threshold    t* = argmax_t  w0(t) w1(t) (μ0(t) - μ1(t))²             Otsu, 1979: the two sides as far apart as possible
+tissue       median(S) > t*, closed; specks and holes that are too small are dropped and filled
+
 side     e = s m_0 / m                      pixels of level 0, for s pixels at magnification m
 step     e - o m_0 / m                      o: overlap, in pixels at m; zero by default
 kept     share of tissue >= min_tissue      row by row, so that neighbours in the set are neighbours on the slide
@@ -12,8 +16,8 @@ Files are in TRIDENT's layout; CLAM's coordinates are read, too:
         features_<backbone>/<slide>.h5         features (N, D), coords (N, 2)
 """
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,16 @@ from setstream._utils.optional import need
 from setstream.data.formats.file import existing, reading
 from setstream.data.formats.hdf5 import read_h5
 from setstream.data.slides.pyramid import Slide
-from setstream.data.slides.tissue import Tissue, find_tissue
 from setstream.errors import ConfigurationError, DataError
 
 #: Pixels along a side of a patch, at any level: a file with more is damaged.
 LARGEST_PATCH = 2**14
+#: The longest side of the picture that is analysed, and the side of a patch in it that is enough.
+LONGEST, ENOUGH = 4096, 16
+#: Saturations below this are glass, for any Otsu threshold: an empty slide has no two classes.
+GLASS = 0.03
+#: Specks smaller than this share of a patch are dropped, holes smaller than that are filled.
+SPECK, HOLE = 0.25, 1.0
 
 
 @dataclass(frozen=True)
@@ -89,9 +98,58 @@ class Grid:
 
     def attributes(self) -> dict[str, Any]:
         """Everything but the coordinates, whole numbers as such."""
-        values = asdict(self)
-        del values["coords"]
+        values = {key: value for key, value in vars(self).items() if key != "coords"}
         return {key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Tissue:
+    """A mask (h, w) over the slide, each of its pixels `downsample` pixels of level 0 wide; the threshold that made it."""
+
+    mask: np.ndarray
+    downsample: float
+    threshold: float
+
+    def share(self, coords: np.ndarray, extent: int) -> np.ndarray:
+        """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: by its integral image.
+
+        Example:
+            >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
+            >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
+            array([1. , 0.5, 1. ])
+        """
+        corner = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        low, high = coords / self.downsample, (coords + extent) / self.downsample
+        (x0, y0), (x1, y1) = low.T, high.T
+        inside = _between(corner, x1, y1) - _between(corner, x0, y1) - _between(corner, x1, y0) + _between(corner, x0, y0)
+        return inside / (extent / self.downsample) ** 2
+
+
+def _between(corner: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The integral image between its pixels: bilinear, which is exact for constant pixels."""
+    height, width = (length - 1 for length in corner.shape)
+    x, y = x.clip(0, width), y.clip(0, height)
+    left, top = np.minimum(x.astype(np.int64), max(width - 1, 0)), np.minimum(y.astype(np.int64), max(height - 1, 0))
+    across, down = x - left, y - top
+    upper = corner[top, left] * (1 - across) + corner[top, left + 1] * across
+    lower = corner[top + 1, left] * (1 - across) + corner[top + 1, left + 1] * across
+    return upper * (1 - down) + lower * down
+
+
+def find_tissue(slide: Slide, extent: int, threshold: float | None = None) -> Tissue:
+    """The tissue of a slide, for patches of `extent` pixels of level 0; threshold: of the saturation, Otsu's unless given."""
+    filters, morphology = need("skimage.filters", "slides"), need("skimage.morphology", "slides")
+    downsample = max(extent / ENOUGH, max(slide.size) / LONGEST, 1.0)
+    picture = slide.thumbnail(downsample)
+    high = picture.max(-1).astype(np.float32)
+    values = filters.median((high - picture.min(-1)) / np.maximum(high, 1.0), morphology.disk(2))  # zero for black
+    if threshold is None:
+        threshold = max(float(filters.threshold_otsu(values)) if np.ptp(values) > 0 else 0.0, GLASS)
+    mask = morphology.closing(values > threshold, morphology.disk(2))
+    patch = (extent / downsample) ** 2
+    mask = morphology.remove_small_objects(mask, max_size=max(math.ceil(SPECK * patch) - 1, 0))
+    mask = morphology.remove_small_holes(mask, max_size=max(math.ceil(HOLE * patch) - 1, 0))
+    return Tissue(mask, downsample, threshold)
 
 
 def cut(slide: Slide, options: GridOptions, name: str) -> tuple[Grid, Tissue]:
@@ -104,21 +162,8 @@ def cut(slide: Slide, options: GridOptions, name: str) -> tuple[Grid, Tissue]:
     coords = np.stack([axis.ravel() for axis in np.meshgrid(left, top)], axis=1)
     share = tissue.share(coords, extent)
     kept = coords[(share >= options.min_tissue) & (share > 0)].astype(np.int64)
-    magnifications = (slide.magnification, options.magnification)
-    return Grid(kept, options.patch_size, extent, *magnifications, options.overlap, name, width, height), tissue
-
-
-def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each pixel of a patch at `downsample`: which patches have it inside a picture of this shape, and its places there.
-
-    Places count in the flattened picture. Yields once per pixel of a patch, for any number of patches.
-    """
-    side = max(1, round(grid.patch_size_level0 / downsample))
-    left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
-    height, width = shape
-    for row, column in np.ndindex(side, side):
-        inside = (left + column < width) & (top + row < height)
-        yield inside.nonzero()[0], ((top + row) * width + left + column)[inside]
+    scanned, target = slide.magnification, options.magnification
+    return Grid(kept, options.patch_size, extent, scanned, target, options.overlap, name, width, height), tissue
 
 
 def write_coords(file: Any, grid: Grid, folder: Path) -> None:
@@ -142,10 +187,8 @@ def read_grid(path: str | Path) -> Grid:
         if extent is None and size is not None and "downsample" in attributes:  # CLAM: pixels of a level, and its downsample
             extent = round(int(size) * float(np.ravel(attributes["downsample"])[0]))
         if size is None or extent is None:
-            raise DataError(
-                f"{path}: 'coords' must have the attributes patch_size and patch_size_level0 (or downsample, as CLAM); "
-                f"it has {sorted(attributes)}"
-            )
+            expected = "patch_size and patch_size_level0 (or downsample, as CLAM)"
+            raise DataError(f"{path}: 'coords' must have the attributes {expected}; it has {sorted(attributes)}")
         size, extent = int(size), int(extent)
         if not (0 < size <= LARGEST_PATCH and 0 < extent <= LARGEST_PATCH):
             raise DataError(f"{path}: patches of {size} pixels, {extent} at level 0; both are from 1 to {LARGEST_PATCH}")

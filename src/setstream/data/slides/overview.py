@@ -3,15 +3,15 @@
 The thumbnail is made so that a patch is a whole number of its pixels wide: grids have no seams.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.slides.grid import Grid, pixels_of
+from setstream.data.slides.grid import Grid, Tissue
 from setstream.data.slides.pyramid import Slide
-from setstream.data.slides.tissue import Tissue
 from setstream.errors import ShapeError
 
 LONGEST = 1600
@@ -24,11 +24,25 @@ OPACITY = 0.6
 BLOCK = 2**18
 
 
-def thumbnail_for(slide: Slide, grid: Grid, longest: int = LONGEST) -> tuple[np.ndarray, float]:
-    """A picture of about `longest` pixels in which a patch has a whole number of pixels, and its downsample."""
-    side = max(1, round(grid.patch_size_level0 * longest / max(slide.size)))
+def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:
+    """A picture of about LONGEST pixels in which a patch has a whole number of pixels, and its downsample."""
+    side = max(1, round(grid.patch_size_level0 * LONGEST / max(slide.size)))
     downsample = max(1.0, grid.patch_size_level0 / side)
     return slide.thumbnail(downsample), downsample
+
+
+def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
+    """For each pixel of a patch: whether it is at the edge, the patches with it inside a picture of this shape, and its places.
+
+    Places count in the flattened picture. Yields once per pixel of a patch, for any number of patches.
+    """
+    side = max(1, round(grid.patch_size_level0 / downsample))
+    left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
+    height, width = shape
+    for row, column in np.ndindex(side, side):
+        inside = (left + column < width) & (top + row < height)
+        edge = row in (0, side - 1) or column in (0, side - 1)
+        yield edge, inside.nonzero()[0], ((top + row) * width + left + column)[inside]
 
 
 def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
@@ -43,20 +57,11 @@ def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
         inner &= np.roll(mask, shift, axis)
     drawn = np.ascontiguousarray(picture)
     flat = drawn.reshape(-1, 3)
-    side = max(1, round(grid.patch_size_level0 / downsample))
-    for number, (_, pixels) in enumerate(pixels_of(grid, downsample, (height, width))):
-        row, column = divmod(number, side)
-        if row in (0, side - 1) or column in (0, side - 1):
+    for edge, _, pixels in pixels_of(grid, downsample, (height, width)):
+        if edge:
             flat[pixels] = PATCHES
     drawn[mask & ~inner] = TISSUE
     return drawn
-
-
-def colour(values: np.ndarray) -> np.ndarray:
-    """Colours (..., 3) of values in [0, 1]."""
-    place = np.clip(values, 0.0, 1.0) * (len(COLOURS) - 1)
-    low = np.minimum(place.astype(np.int64), len(COLOURS) - 2)
-    return COLOURS[low] + (COLOURS[low + 1] - COLOURS[low]) * (place - low)[..., None]
 
 
 def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
@@ -75,14 +80,15 @@ def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
     scaled = (np.asarray(values, np.float64) - low) / (high - low if high > low else 1.0)
     size = picture.shape[0] * picture.shape[1]
     total, count = np.zeros(size), np.zeros(size)
-    for patches, pixels in pixels_of(grid, downsample, (picture.shape[0], picture.shape[1])):
+    for _, patches, pixels in pixels_of(grid, downsample, (picture.shape[0], picture.shape[1])):
         total += np.bincount(pixels, scaled[patches], size)
         count += np.bincount(pixels, minlength=size)
-    flat = picture.reshape(-1, 3).copy()
+    flat, steps = picture.reshape(-1, 3).copy(), np.linspace(0.0, 1.0, len(COLOURS))
     for start in range(0, size, BLOCK):
         seen = start + np.flatnonzero(count[start : start + BLOCK])
-        below = flat[seen].astype(np.float64)
-        flat[seen] = (below + OPACITY * (colour(total[seen] / count[seen]) - below)).round().astype(np.uint8)
+        below, values = flat[seen].astype(np.float64), total[seen] / count[seen]
+        colours = np.stack([np.interp(values, steps, channel) for channel in COLOURS.T], axis=-1)
+        flat[seen] = (below + OPACITY * (colours - below)).round().astype(np.uint8)
     return flat.reshape(picture.shape)
 
 

@@ -1,4 +1,4 @@
-"""A whole-slide image: its levels, its magnification, its pixels.
+"""A whole-slide image: its levels, its magnification, its pixels; and how to write one, for tests and other pictures.
 
     downsample d_l of level l:        pixels of level 0 in a pixel of level l
     magnification of level l:         m_l = m_0 / d_l          m_0: from the file, or 10 µm / mpp if it has none
@@ -10,8 +10,6 @@ patch that the missing level would have had. One axis after the other, by differ
 whole pixels: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -20,14 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream.data.formats.file import existing
-from setstream.errors import ConfigurationError, DataError
+from setstream.errors import ConfigurationError, DataError, ShapeError
 
 #: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
 OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
 #: Downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal.
 TOLERANCE = 0.01
+#: Micrometres per pixel at 1x.
+MICROMETRES = 10.0
 #: Rows of the level that a thumbnail is made from are read in bands of about this many pixels.
 BAND_PIXELS = 1_000_000
 #: Files that OpenSlide opens, by their ending.
@@ -43,7 +44,7 @@ def magnification_of(properties: Mapping[str, str]) -> float | None:
     power, size = (_positive(properties.get(f"openslide.{name}", "")) for name in ("objective-power", "mpp-x"))
     if power is not None or size is None:
         return power
-    return min(OBJECTIVES, key=lambda objective: abs(math.log(objective * size / 10.0)))
+    return min(OBJECTIVES, key=lambda objective: abs(math.log(objective * size / MICROMETRES)))
 
 
 def _positive(text: str) -> float | None:
@@ -85,8 +86,6 @@ class Slide(AbstractContextManager["Slide"]):
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
         self.path = existing(path)
         openslide = need("openslide", "slides")
-        self._error: type[Exception] = openslide.OpenSlideError
-        self._image = need("PIL.Image", "slides")
         try:
             self._slide = openslide.OpenSlide(str(self.path))
         except (openslide.OpenSlideError, OSError) as error:
@@ -97,8 +96,7 @@ class Slide(AbstractContextManager["Slide"]):
         #: Width and height of level 0, and the downsample of each level.
         self.size: tuple[int, int] = self._slide.dimensions
         self.downsamples = tuple(float(factor) for factor in self._slide.level_downsamples)
-        background = self._slide.properties.get("openslide.background-color", "ffffff")
-        self._background = tuple(int(background[i : i + 2], 16) for i in (0, 2, 4))
+        self._background = "#" + self._slide.properties.get("openslide.background-color", "ffffff")
 
     @property
     def magnification(self) -> float:
@@ -140,17 +138,15 @@ class Slide(AbstractContextManager["Slide"]):
     def thumbnail(self, downsample: float) -> np.ndarray:
         """The whole slide, smaller by `downsample`: (h, w, 3) bytes. Needs the memory of a band of the level that is read."""
         level = self.level_for(downsample)
-        level_downsample = self.downsamples[level]
         wide, high = self._slide.level_dimensions[level]
         width, height = (max(1, round(length / downsample)) for length in self.size)
         rows = max(1, int(height * BAND_PIXELS / (wide * high)))
         across, down = np.linspace(0.0, wide, width + 1), np.linspace(0.0, high, height + 1)
         bands = []
         for top in range(0, height, rows):
-            bottom = min(top + rows, height)
-            edges = down[top : bottom + 1]
+            edges = down[top : top + rows + 1]
             start, stop = math.floor(edges[0]), min(math.ceil(edges[-1]), high)
-            region = self._region(0, round(start * level_downsample), level, wide, stop - start)
+            region = self._region(0, round(start * self.downsamples[level]), level, wide, stop - start)
             bands.append(shrink(np.asarray(region), edges - start, across))
         return np.concatenate(bands)
 
@@ -158,16 +154,45 @@ class Slide(AbstractContextManager["Slide"]):
         """An RGB image of a level; areas that were not scanned have the background's colour."""
         try:
             region = self._slide.read_region((int(x), int(y)), level, (width, height))
-        except (self._error, OSError) as error:
+        except (need("openslide", "slides").OpenSlideError, OSError) as error:
             place = f"{width} x {height} pixels at ({x}, {y}) of level {level}"
             raise DataError(f"{self.path}: {place} cannot be read: {error}") from error
-        plain = self._image.new("RGB", region.size, self._background)
+        plain = need("PIL.Image", "slides").new("RGB", region.size, self._background)
         plain.paste(region, mask=region.getchannel("A"))
         return plain
 
     def close(self) -> None:
-        """Close the file."""
         self._slide.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def write_slide(
+    path: str | Path, picture: np.ndarray, magnification: float | None = 20.0, *, levels: int = 0, compression: str = "jpeg"
+) -> Path:
+    """Write a picture as a slide: a tiled pyramid that OpenSlide opens, each level half the one before.
+
+    Args:
+        picture: (H, W, 3) bytes.
+        magnification: Magnification of the first level; None leaves it out of the file.
+        levels: How many; 0 stands for as many as it takes to get below 512 pixels.
+        compression: "jpeg" (small) or "deflate" (exact).
+    """
+    if picture.ndim != 3 or picture.shape[-1] != 3 or picture.dtype != np.uint8:
+        raise ShapeError(f"a picture is (H, W, 3) bytes; got {picture.shape}, {picture.dtype}")
+    if compression not in ("jpeg", "deflate"):
+        raise ConfigurationError(f"compression is jpeg or deflate; got {compression!r}")
+    path, tifffile = Path(path), need("tifffile", "slides")
+    # The resolution tags count pixels in a centimetre.
+    scale = {} if magnification is None else {"resolution": (1e4 * magnification / MICROMETRES,) * 2, "resolutionunit": 3}
+    wanted = levels or max(1, int(np.ceil(np.log2(max(picture.shape[:2]) / 512))) + 1)
+    options: dict[str, Any] = {"tile": (256, 256), "photometric": "rgb", "compression": compression}
+    options |= {"compressionargs": {"level": 90}} if compression == "jpeg" else {}
+    with whole_or_nothing(path) as hidden, tifffile.TiffWriter(hidden, bigtiff=picture.nbytes > 2**31) as file:
+        for level in range(wanted):
+            file.write(picture, **options, **({"subfiletype": 1} if level else scale))
+            height, width = (length // 2 * 2 for length in picture.shape[:2])  # an odd last row or column is dropped
+            blocks = picture[:height, :width].reshape(height // 2, 2, width // 2, 2, -1)
+            picture = (blocks.mean((1, 3)) + 0.5).astype(np.uint8)
+    return path

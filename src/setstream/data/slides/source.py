@@ -31,7 +31,7 @@ class _Patches:
     """The patches of an open slide, which can be indexed: (n, 3, S, S) bytes."""
 
     def __init__(self, slide: Slide, grid: Grid) -> None:
-        self.file, self.grid = slide, grid
+        self.file, self.grid, self.shape = slide, grid, (len(grid), 3, grid.patch_size, grid.patch_size)
 
     def __getitem__(self, index: slice | np.ndarray) -> np.ndarray:
         size, coords = self.grid.patch_size, self.grid.coords[index]
@@ -55,9 +55,16 @@ class SlideSource(FileSource):
     suffixes = (".svs", ".ndpi", ".mrxs", ".scn")
 
     def __init__(
-        self, path: str | Path, grid: Grid | str | Path | None = None, id: str | None = None, label: Any = None,
-        metadata: Metadata = None, *, raw: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path,
+        grid: Grid | str | Path | None = None,
+        id: str | None = None,
+        label: Any = None,
+        metadata: Metadata = None,
+        *,
+        raw: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(path, id, label, metadata)
         if grid is not None and options:
             raise ConfigurationError(f"a slide is cut by its grid or by options, not both; got a grid and {sorted(options)}")
@@ -95,8 +102,8 @@ class SlideSource(FileSource):
     def dtype(self) -> torch.dtype:
         return torch.uint8 if self.raw else torch.float32
 
-    def read(self, start: int, stop: int) -> Tensor:
-        patches = super().read(start, stop)
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        patches = super()._tensor(array)
         return patches if self.raw else as_floats(patches)
 
     def take(self, index: Tensor) -> Tensor:
@@ -105,16 +112,13 @@ class SlideSource(FileSource):
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
             raise ShapeError(f"{self.id} has {len(self)} patches; asked for {int(index.min())} .. {int(index.max())}")
         order = index.argsort()
-        patches = self._tensor(self.array[index[order].numpy()])[order.argsort()]
-        return patches if self.raw else as_floats(patches)
+        return self._tensor(self.array[index[order].numpy()])[order.argsort()]
 
 
 class PatchFolderSource(ImageFolderSource):
     """A folder of patches that `extract` wrote: elements (3, S, S), floats in [0, 1]; the coordinates are in the names."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.float32
+    dtype = torch.float32
 
     def read(self, start: int, stop: int) -> Tensor:
         return as_floats(super().read(start, stop))
@@ -128,14 +132,14 @@ class PatchFolderSource(ImageFolderSource):
             raise DataError(f"{self.path}: patches are named <y>_<x>.png; {error}") from error
 
 
-def extract(source: SlideSource, folder: Path, chunk_size: int = 256) -> None:
+def extract(source: SlideSource, folder: Path) -> None:
     """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder appears when complete."""
     image = need("PIL.Image", "slides")
     digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))
     with whole_or_nothing(folder) as hidden:
         hidden.mkdir(parents=True, exist_ok=True)
         coords = iter(source.coords().tolist())
-        for chunk in source.chunks(chunk_size):
+        for chunk in source.chunks(256):
             pixels = chunk if source.raw else (chunk * 255.0).round_().byte()
             for patch in pixels.permute(0, 2, 3, 1).numpy():
                 x, y = next(coords)
