@@ -1,4 +1,5 @@
-"""The evidence for docs/results/completion.md, from finished runs: paired differences, gradients, chunk sizes and memory.
+"""The evidence for docs/results/completion.md, from finished runs: paired differences, gradients, chunk sizes, memory, and
+completions while pixels stream in.
 
 python benchmarks/evidence.py completion runs/completion --out evidence.html --figures figures
 """
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from benchmarks.evidence_common import kept_bytes
 from torch import Tensor
 
 from setstream.gradients.encode import encode
 from setstream.models.model import SetModel
-from setstream.report.page import Page, pyplot
-from setstream.report.runs import FinishedRun, by_label, kept_bytes
+from setstream.pools.base import AVERAGE
+from setstream.report.page import Page, animate, pyplot
+from setstream.report.runs import FinishedRun, by_label
+from setstream.tasks.completion.report import SHOWN, show_completion, shown_images
 from setstream.tasks.completion.task import Completion
 from setstream.training.config import TrainConfig
 
@@ -141,6 +145,25 @@ def memory_figure(tested: dict[str, Tested]) -> Figure:
     return figure
 
 
+@torch.no_grad()
+def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int = 20) -> bytes:
+    """The completion of some test images while their pixels stream in; no pixel is read twice."""
+    numbers, shape, sizes = shown_images(task, images)
+    pixels = [task.test_pixels(number, number + 1) for number in numbers]
+    figure, axes = pyplot().subplots(3, len(numbers), figsize=(1.6 * len(numbers), 4.9), squeeze=False)
+    figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
+    ends = [0, *(max(1, round(sizes[-1] ** ((frame + 1) / frames))) for frame in range(frames))]
+    streams = [model.stream(chunks=AVERAGE) for _ in numbers]
+
+    def draw(frame: int) -> None:
+        for column, (stream, image) in enumerate(zip(streams, pixels, strict=True)):
+            if ends[frame + 1] > ends[frame]:
+                stream.update(image[:, ends[frame] : ends[frame + 1]])
+            show_completion(axes[:, column], image[0], ends[frame + 1], stream.predict(), shape, column == 0)
+
+    return animate(figure, draw, frames, colors=96)
+
+
 def best_of_each_model(tested: dict[str, Tested]) -> dict[str, Tested]:
     """Where a model was built with several options, those with the lowest NLL."""
     best: dict[str, str] = {}
@@ -174,3 +197,8 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
             page.figure(contexts_figure(same), f"NLL by the size of the context, {model}")
             for full in [label for label, kind in same.items() if kind.config.gradient == "full"][:1]:
                 add_differences(page, same, full)
+    for name in SHOWN:
+        best = min((run for run in runs if run.config.model == name), key=lambda run: run.metrics["nll"], default=None)
+        if best is not None:
+            about = f"completion while pixels stream in, {name}"
+            page.picture(progress_gif(best.task_as(Completion), best.model()), "gif", about)

@@ -40,8 +40,11 @@ class RenamedModels(dict[str, Builder]):
 
 
 def variants(build: Builder, parts: Mapping[str, Callable[..., Any]]) -> dict[str, Builder]:
-    """Models that differ in one part: `build(part, **options)` for each, with the name, module and docstring of the part."""
-    return {name: update_wrapper(partial(build, part), part) for name, part in parts.items()}
+    """Models that differ in one part: `build(part, **options)` for each, with the name and docstring of the part."""
+    models: dict[str, Builder] = {name: update_wrapper(partial(build, part), part) for name, part in parts.items()}
+    for model in models.values():
+        model.__module__ = build.__module__
+    return models
 
 
 class ShippedModels:

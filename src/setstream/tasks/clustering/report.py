@@ -1,7 +1,4 @@
-"""The report of clustering runs (NLL, gap to the oracle, memory, learning curves), and streams of one set.
-
-A set is streamed in the paper's four ways; figures show a model's predictions along the way.
-"""
+"""The report of clustering runs (NLL, gap to the oracle, learning curves), and one set streamed in the paper's four ways."""
 
 import json
 from collections.abc import Iterator
@@ -14,19 +11,16 @@ from setstream._utils.optional import need
 from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
 from setstream.report.page import Page, animate, pyplot
-from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_label, group_by, kept_bytes, mean_of, metric
+from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_label, curves_figure, group_by, mean_of, metric
 from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
 from setstream.tasks.clustering.task import Clustering
 from setstream.tasks.registry import predict_in_chunks
 
 #: The paper's names, and what they mean.
-STREAMS = {
-    "single point": "one at a time",
-    "class": "cluster after cluster",
-    "chunk": "eight at a time",
-    "one each": "one of each cluster at a time",
-}
+STREAMS = {"single point": "one at a time", "class": "cluster after cluster", "chunk": "eight at a time"}
+STREAMS |= {"one each": "one of each cluster at a time"}
 CHUNK = 8
+SHOWN = ("umbc+set-transformer", "set-transformer")  # models whose streams are shown
 
 
 def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
@@ -124,50 +118,18 @@ def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: 
     return figure, gif
 
 
-def by_steps(runs: Group) -> dict[int, Group]:
-    """Runs with the same number of steps together: others cannot be compared."""
-    return dict(sorted(group_by(runs, lambda run: run.config.steps).items()))
-
-
-def add_results(page: Page, runs: Group) -> None:
-    """NLL, gap and memory of every kind of run."""
-    task, oracle = runs[0].task_as(Clustering), runs[0].metrics["oracle"]
-
-    def kilobytes(group: Group) -> str:
-        model, points = group[0].model(), torch.randn(1, 8, task.dim)
-        return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
-
-    columns = CONSISTENT | {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
-    columns |= {"kB kept for 8 points": kilobytes} | SEEDS | STEPS
-    note = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}. The oracle's NLL on them is {oracle:.3f}."
-    add_runs(page, by_label(runs), columns, f"{note} ± over seeds.", order=mean_of("gap"))
-
-
-def curves_figure(runs: Group) -> Any:
-    """The gap against the step, one line per run, one colour per kind of run."""
-    figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
-    for number, (label, group) in enumerate(by_label(runs).items()):
-        style = {"color": f"C{number % 10}", "linestyle": ["-", "--", ":"][number // 10 % 3]}
-        for run in group:
-            axis.plot(*run.curve("gap"), **style, linewidth=1)
-        axis.plot([], [], **style, label=label)
-    axis.set(xlabel="step", ylabel="gap", yscale="log")
-    figure.legend(loc="outside right upper", fontsize=6)
-    return figure
-
-
 def add_report(page: Page, runs: Group) -> None:
-    """Tables and figures of finished runs, each kind of mixtures in its own section; streams of the best 2-D models."""
+    """A table and learning curves for each kind of mixtures; streams of the best models of four clusters in the plane."""
     for options, same_task in group_by(runs, lambda run: json.dumps(run.config.task_options, sort_keys=True)).items():
+        task, oracle = same_task[0].task_as(Clustering), same_task[0].metrics["oracle"]
         page.section("Results" if options == "{}" else f"Results with {options}")
-        add_results(page, same_task)
-        for steps, same_steps in by_steps(same_task).items():
-            page.figure(curves_figure(same_steps), f"gap to the oracle during training, {steps:,} steps")
-    shown = {}
-    for name in ("umbc+set-transformer", "set-transformer"):
-        candidates = [run for run in runs if run.config.model == name and run.task_as(Clustering).dim == 2]
-        best = min(candidates, key=lambda run: run.metrics["gap"], default=None)
-        if best is not None and best.task_as(Clustering).clusters == 4:
-            shown[name] = best.model()
-    if shown:
-        add_streams(page, shown)
+        nlls = {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
+        note = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}. ± over seeds."
+        note += f" The oracle's NLL on them is {oracle:.3f}."
+        add_runs(page, by_label(same_task), CONSISTENT | nlls | SEEDS | STEPS, note, order=mean_of("gap"))
+        page.figure(curves_figure(same_task, "gap", yscale="log"), "gap to the oracle during training")
+    tasks = [(run, run.task_as(Clustering)) for run in runs if run.config.model in SHOWN]
+    shown = [run for run, task in tasks if (task.dim, task.clusters) == (2, 4)]
+    best = {run.config.model: run for run in sorted(shown, key=lambda run: run.metrics["gap"], reverse=True)}
+    if best:
+        add_streams(page, {name: best[name].model() for name in SHOWN if name in best})

@@ -1,4 +1,4 @@
-"""The report of image completion runs: NLL against the size of the context, and pictures of completions."""
+"""The report of image completion runs: NLL by the size of the context, learning curves, and pictures of completions."""
 
 from typing import Any
 
@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from setstream.models.model import SetModel
-from setstream.pools.base import AVERAGE
-from setstream.report.page import Page, animate, plot_ranges, pyplot
-from setstream.report.runs import CONSISTENT, SEEDS, STEPS, FinishedRun, add_runs, by_label, mean_of, metric
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_label, curves_figure, mean_of, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.task import Completion, places
 
@@ -73,45 +72,18 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
     return figure
 
 
-@torch.no_grad()
-def progress_gif(task: Completion, model: SetModel, images: int = 4, frames: int = 20) -> bytes:
-    """The completion of some test images while their pixels stream in; no pixel is read twice."""
-    numbers, shape, sizes = shown_images(task, images)
-    pixels = [task.test_pixels(number, number + 1) for number in numbers]
-    figure, axes = pyplot().subplots(3, len(numbers), figsize=(1.6 * len(numbers), 4.9), squeeze=False)
-    figure.subplots_adjust(0.04, 0.02, 0.99, 0.95, 0.05, 0.05)
-    ends = [0, *(max(1, round(sizes[-1] ** ((frame + 1) / frames))) for frame in range(frames))]
-    streams = [model.stream(chunks=AVERAGE) for _ in numbers]
-
-    def draw(frame: int) -> None:
-        for column, (stream, image) in enumerate(zip(streams, pixels, strict=True)):
-            if ends[frame + 1] > ends[frame]:
-                stream.update(image[:, ends[frame] : ends[frame + 1]])
-            show_completion(axes[:, column], image[0], ends[frame + 1], stream.predict(), shape, column == 0)
-
-    return animate(figure, draw, frames, colors=96)
-
-
-def add_report(page: Page, runs: list[FinishedRun]) -> None:
-    """Tables, figures and pictures of finished runs on one data set."""
-    groups, task = by_label(runs), runs[0].task_as(Completion)
+def add_report(page: Page, runs: Group) -> None:
+    """Table, learning curves and pictures of finished runs on one data set."""
+    task = runs[0].task_as(Completion)
     columns = CONSISTENT | {f"NLL at {n}": metric(f"nll_{n}") for n in task.test_contexts}
     columns |= {"standard error": lambda group: f"{group[0].metrics.get('nll_error', float('nan')):.3f}"} | SEEDS | STEPS
     note = f"Nats per pixel on {task.tests():,} test images, with the context in chunks of {task.test_chunk}."
     note += " ± over seeds; the standard error is over images."
     page.section("Results")
-    add_runs(page, groups, columns, note, order=mean_of(f"nll_{task.test_contexts[-1]}"))
-    figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
-    for label, group in groups.items():
-        sizes = group[0].task_as(Completion).test_contexts
-        plot_ranges(axis, {size: [run.metrics[f"nll_{size}"] for run in group] for size in sizes}, label)
-    axis.set(xlabel="pixels in the context", ylabel="NLL, nats per pixel")
-    figure.legend(fontsize=7, loc="outside lower center", ncols=2)
-    page.figure(figure, "NLL by the size of the context; means over seeds, bars from the lowest to the highest")
-    for name in SHOWN:
-        best = min((run for run in runs if run.config.model == name), key=lambda run: run.metrics["nll"], default=None)
-        if best is not None:
-            page.section(f"Completions by {name}")
-            task, model = best.task_as(Completion), best.model()
-            page.figure(gallery_figure(task, model), f"context, mean, uncertainty and truth of test images, {name}")
-            page.picture(progress_gif(task, model), "gif", f"completion while pixels stream in, {name}")
+    add_runs(page, by_label(runs), columns, note, order=mean_of(f"nll_{task.test_contexts[-1]}"))
+    page.figure(curves_figure(runs, "nll", ylabel="NLL, nats per pixel"), "NLL during training")
+    best = {run.config.model: run for run in sorted(runs, key=lambda run: run.metrics["nll"], reverse=True)}
+    for name in [name for name in SHOWN if name in best]:
+        page.section(f"Completions by {name}")
+        picture = gallery_figure(best[name].task_as(Completion), best[name].model())
+        page.figure(picture, f"context, mean, uncertainty and truth of test images, {name}")

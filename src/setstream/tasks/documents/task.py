@@ -4,7 +4,6 @@ loss = mean over documents of  - Σ_l ( y_l log σ(z_l) + (1 - y_l) log(1 - σ(z
 ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, or the τ with the best micro F1 on the validation documents
 """
 
-import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,21 +101,6 @@ class Documents(Task):
     @property
     def splits(self) -> dict[str, Split]:
         return self._labelled[1]
-
-    def statistics(self) -> dict[str, float]:
-        """Sizes of the corpus: documents, labels, words."""
-        used = [index for split in self.splits.values() for index in split.index]
-        lengths = [self.tokens.length(index) for index in used]
-        numbers: dict[str, float] = {
-            "documents": len(self.tokens.about),
-            "without a kept label": len(self.tokens.about) - len(used),
-        }
-        numbers |= {name: len(split.index) for name, split in self.splits.items()} | {"labels": len(self.labels)}
-        carried = torch.cat([split.labels for split in self.splits.values()]).sum(1).float()
-        numbers |= {"labels per document": float(carried.mean())}
-        numbers |= {"words, mean": statistics.mean(self.tokens.about[index]["words"] for index in used)}
-        numbers |= {"tokens, mean": statistics.mean(lengths), "tokens, median": statistics.median(lengths)}
-        return numbers | {"tokens, most": max(lengths)}
 
     def documents(self, indices: list[int]) -> list[Tensor]:
         """The token ids of documents, up to `longest` of each."""
