@@ -94,7 +94,7 @@ def add_gradients(page: Page, runs: list[FinishedRun]) -> None:
         umbc = [run for run in same_steps if run.config.model == MODEL]
         if any(run.config.gradient == "full" for run in umbc):
             add_differences(page, umbc)
-            page.figure(curves_figure(umbc, "gap", yscale="log"), f"gap to the oracle during training, {MODEL}")
+            page.figure(curves_figure(umbc, "gap", ylabel="gap", yscale="log"), f"gap to the oracle during training, {MODEL}")
         page.figure(sizes_figure(same_steps), "gap by test set size and gradient; means over seeds")
 
 
@@ -178,7 +178,10 @@ def add_evidence(page: Page, runs: list[FinishedRun], em_sets: int = 50, partiti
         page.section(f"Memory, task options {options}")
         add_runs(page, by_label(same_task), {"kB kept for 8 points": kept_kilobytes})
         for steps, same_steps in by_steps(same_task).items():
-            page.figure(curves_figure(same_steps, "gap", yscale="log"), f"gap to the oracle during training, {steps:,} steps")
+            page.figure(
+                curves_figure(same_steps, "gap", ylabel="gap", yscale="log"),
+                f"gap to the oracle during training, {steps:,} steps",
+            )
         add_activations(page, same_task)
         add_gradients(page, same_task)
     drawn = sample(em_sets, 1024, generator=torch.Generator().manual_seed(9))

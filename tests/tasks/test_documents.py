@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from benchmarks.evidence_common import corpus_sizes, kept_bytes
 from sklearn.metrics import f1_score
 
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
-from setstream.report.runs import kept_bytes
 from setstream.tasks.documents import MODELS, Documents
-from setstream.tasks.documents.corpora import by_order, eurlex, pubmed, reuters, rfcs
+from setstream.tasks.documents.corpora import by_hash, by_order, eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import Language, Longformer, framed, read_pretrained
 from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.models import word_clusters
@@ -215,6 +215,10 @@ def test_pubmed_is_what_it_is_known_to_be():
     assert sum(len(own.labels) for own in documents) == 157298
 
 
+def test_splits_by_a_hash_stay_as_they_are():
+    assert [by_hash(f"rfc{number}") for number in (791, 1034)] == ["train", "test"]
+
+
 def test_tokens_are_made_once(task, bert, folder):
     from setstream.tasks.documents.language import tokenizer_of
 
@@ -225,7 +229,7 @@ def test_tokens_are_made_once(task, bert, folder):
     broken = eurlex(folder)
     again = tokens_of(type(broken)(broken.name, broken.stamp, lambda: pytest.fail("was read again")), tokenizer_of(bert))
     assert np.array_equal(again.ids, task.tokens.ids)
-    found = task.statistics()
+    found = corpus_sizes(task)
     assert found["labels"] == 5  # c0 to c3, and the common one
     assert found["labels per document"] == 2
     assert [found[name] for name in ("train", "val", "test", "without a kept label")] == [60, 20, 40, 0]

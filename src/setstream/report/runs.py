@@ -102,11 +102,7 @@ def by_label(runs: Group) -> dict[str, Group]:
 
 
 def mean_and_sd(values: Sequence[float]) -> str:
-    """Mean and standard deviation as text; empty without values.
-
-    >>> mean_and_sd([1.0, 2.0]), mean_and_sd([1.0]), mean_and_sd([])
-    ('1.500 ± 0.707', '1.000', '')
-    """
+    """Mean and standard deviation as text: `1.500 ± 0.707`, `1.000` of a single value, empty without values."""
     texts = [f"{statistics.mean(values):.3f}"] if values else []
     return " ± ".join(texts + ([f"{statistics.stdev(values):.3f}"] if len(values) > 1 else []))
 
@@ -137,9 +133,16 @@ def curves_figure(runs: Group, name: str, **options: Any) -> Any:
         for run in group:
             axis.plot(*run.curve(name), **style, linewidth=1)
         axis.plot([], [], **style, label=label)
-    axis.set(xlabel="step", **({"ylabel": name} | options))
+    axis.set(xlabel="step", **options)
     figure.legend(loc="outside right upper", fontsize=6)
     return figure
+
+
+def add_results(page: Page, runs: Group, columns: Columns, note: str, best: str, *, highest: bool = False, **axes: Any) -> None:
+    """The table of a task's runs, those with the best value of a metric first, and its learning curves; `axes`: options."""
+    sign = -1 if highest else 1
+    add_runs(page, by_label(runs), CONSISTENT | columns | SEEDS | STEPS, note, lambda group: sign * mean_of(best)(group))
+    page.figure(curves_figure(runs, best, **axes), f"{axes['ylabel']} during training")
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> Group:

@@ -31,10 +31,7 @@ SMALLEST_SCALE = 1e-2
 
 
 class MixtureHead(nn.Module):
-    """A body, and a linear layer to the parameters of one mixture per set.
-
-    The body returns (B, K, width), a row per component (`per_slot`), or (B, width), a row for all of them.
-    """
+    """A body that returns (B, K, width), a row per component (`per_slot`), or (B, width), and a linear layer to mixtures."""
 
     def __init__(self, body: nn.Module, width: int, clusters: int, dim: int, *, per_slot: bool) -> None:
         super().__init__()
@@ -55,7 +52,7 @@ class MixtureHead(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """x and the sines and cosines of learned frequencies: (M, dim) to (M, dim + 2 count).
+    """[x, sin(x F), cos(x F)] with learned frequencies F: (M, dim) to (M, dim + 2 count).
 
     Their mean over a set is its empirical characteristic function, which distinguishes mixtures at every scale; a plain network
     learns coarse shapes long before fine ones.
@@ -66,7 +63,6 @@ class FourierFeatures(nn.Module):
         self.frequencies = nn.Parameter(torch.randn(dim, count) * scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[x, sin(x F), cos(x F)]."""
         angles = x @ self.frequencies
         return torch.cat([x, angles.sin(), angles.cos()], dim=-1)
 

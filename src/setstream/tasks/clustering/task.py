@@ -28,9 +28,7 @@ class Clustering(Task):
     """Mixtures of Gaussians.
 
     Args:
-        points: points in a training set.
         variant: how mixtures are drawn, `released` or `text` (see `mixtures.py`).
-        test_points: points in a test set.
         test_sets: the number of test sets; a fifth of them is used during training.
         test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
     """

@@ -11,12 +11,7 @@ from torch import Tensor
 
 
 def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Micro and macro F1 of bool (D, L); with weights (R, D) of documents, R of each.
-
-    >>> micro, macro = f1_scores(torch.tensor([[True, False], [True, True]]), torch.tensor([[True, False], [False, True]]))
-    >>> round(float(micro), 3), round(float(macro), 3)
-    (0.8, 0.833)
-    """
+    """Micro and macro F1 of bool (D, L); with weights (R, D) of documents, R of each."""
     if weight is None:
         micro, macro = f1_scores(predicted, truth, torch.ones(1, len(truth)))
         return micro[0], macro[0]
@@ -27,11 +22,7 @@ def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) ->
 
 
 def best_threshold(scores: Tensor, truth: Tensor) -> float:
-    """The threshold with the highest micro F1, halfway between two neighbouring scores.
-
-    >>> round(best_threshold(torch.tensor([[0.9, 0.2], [0.3, 0.1]]), torch.tensor([[True, False], [True, False]])), 3)
-    0.25
-    """
+    """The threshold with the highest micro F1, halfway between two neighbouring scores."""
     order = scores.flatten().double().sort(descending=True)
     hits = truth.flatten()[order.indices].double().cumsum(0)
     taken = torch.arange(1, len(hits) + 1, dtype=torch.float64)

@@ -1,19 +1,7 @@
 """The report of document runs: for each corpus, F1 of every kind of run, and learning curves."""
 
 from setstream.report.page import Page
-from setstream.report.runs import (
-    CONSISTENT,
-    SEEDS,
-    STEPS,
-    FinishedRun,
-    Group,
-    add_runs,
-    by_label,
-    curves_figure,
-    group_by,
-    mean_of,
-    metric,
-)
+from setstream.report.runs import FinishedRun, Group, add_results, group_by, metric
 from setstream.tasks.documents.task import Documents
 
 TUNED = {"": "", "_tuned": ", tuned τ"}
@@ -32,6 +20,4 @@ def add_report(page: Page, runs: Group) -> None:
         page.section(f"Documents: {corpus}")
         note = f"{len(same_corpus[0].task_as(Documents).splits['test']):,} test documents. ± over seeds; the interval is the"
         note += " first seed's, over test documents."
-        columns = CONSISTENT | METRICS | interval | SEEDS | STEPS
-        add_runs(page, by_label(same_corpus), columns, note, order=lambda group: -mean_of("micro_f1")(group))
-        page.figure(curves_figure(same_corpus, "micro_f1"), "micro F1 during training")
+        add_results(page, same_corpus, METRICS | interval, note, "micro_f1", highest=True, ylabel="micro F1")

@@ -31,8 +31,7 @@ def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
 
 def features_file(patches: Path, backbone: str, name: str) -> Path:
     """The file for the features of a slide, beside the folder of its patches."""
-    short = backbone.replace(":", "-").replace("/", "-")
-    return patches.parent / f"features_{short}" / f"{name}.h5"
+    return patches.parent / f"features_{backbone.replace(':', '-').replace('/', '-')}" / f"{name}.h5"
 
 
 def is_done(path: Path, source: SlideSource) -> bool:
@@ -92,8 +91,7 @@ def _width(backbone: nn.Module, shape: tuple[int, ...], device: str | torch.devi
 
 def slide_for(patches: Path, slides: dict[str, Path]) -> SlideSource:
     """The slide that a file of patches belongs to, as a source of bytes."""
-    grid = read_grid(patches)
-    name = patches.stem.removesuffix("_patches")
+    grid, name = read_grid(patches), patches.stem.removesuffix("_patches")
     if name not in slides:
         raise DataError(f"{patches}: there is no slide named {name} among the {len(slides)} given")
     return SlideSource(slides[name], grid, id=name, raw=True)
