@@ -18,7 +18,7 @@ from setstream.models.model import SetModel
 from setstream.report.page import Page, pyplot
 from setstream.report.runs import SEEDS, FinishedRun, add_runs, by_label, group_by, mean_of
 from setstream.tasks.documents.language import tokenizer_of
-from setstream.tasks.documents.report import METRICS, corpus_of
+from setstream.tasks.documents.report import METRICS
 from setstream.tasks.documents.task import Documents
 from setstream.training.task import Encode
 
@@ -140,7 +140,7 @@ def slots_figure(task: Documents, model: SetModel, number: int, slots: int = 12,
 
 def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     """For each corpus: gradients with one schedule, and the words of the best model's slots in three test documents."""
-    for corpus, every in group_by(runs, corpus_of).items():
+    for corpus, every in group_by(runs, lambda run: run.config.task_options.get("corpus", "reuters")).items():
         page.section(f"Documents: {corpus}")
         add_corpus(page, every)
         task = every[0].task_as(Documents)

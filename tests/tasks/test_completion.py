@@ -232,7 +232,7 @@ def test_bad_options_are_refused(options, message):
 def test_folders_of_pictures(folder, tmp_path):
     found = pictures(folder, 8)
     assert {split: tuple(own.pixels.shape) for split, own in found.items()} == {"train": (18, 3, 8, 8), "test": (2, 3, 8, 8)}
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="no such file or folder"):
         pictures(tmp_path / "none", 8)
     with pytest.raises(DataError, match="found 0"):
         pictures(tmp_path, 8)

@@ -19,8 +19,8 @@ from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.documents import MODELS, Documents
 from setstream.tasks.documents.corpora import by_hash, by_order, eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import Language, Longformer, framed, read_pretrained
-from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.models import word_clusters
+from setstream.tasks.documents.task import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.tokens import tokens_of
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.registry import SavedRun
@@ -673,8 +673,8 @@ def test_every_document_comes_once_an_epoch(task):
 def test_the_order_of_documents_follows_from_the_seed(task, tmp_path):
     def first(seed: int) -> list[list[int]]:
         config = TrainConfig("documents", "deepsets", model_options=SMALL["deepsets"], seed=seed, steps=1, tensorboard=False)
-        Trainer(task, config, tmp_path / str(seed), shown=False)
-        return [own.tolist() for own in task.batch(0, 8, torch.Generator())["words"]]
+        trainer = Trainer(task, config, tmp_path / str(seed), shown=False)
+        return [own.tolist() for own in trainer.task.batch(0, 8, torch.Generator())["words"]]
 
     assert first(0) == first(0) != first(1)
 

@@ -36,9 +36,10 @@ class RenamedModels(dict[str, Builder]):
 
 def variants(build: Builder, parts: Mapping[str, Callable[..., Any]]) -> dict[str, Builder]:
     """Models that differ in one part: `build(part, **options)` for each, with the name and docstring of the part."""
-    models: dict[str, Builder] = {name: update_wrapper(partial(build, part), part) for name, part in parts.items()}
-    for model in models.values():
-        model.__module__ = build.__module__
+    models: dict[str, Builder] = {}
+    for name, part in parts.items():
+        models[name] = update_wrapper(partial(build, part), part.func if isinstance(part, partial) else part)
+        models[name].__module__ = build.__module__
     return models
 
 
@@ -52,8 +53,7 @@ class ShippedModels:
     >>> clustering.pretrained("umbc+set-transformer")(points).log_prob(points).shape
     torch.Size([1, 1000])
     >>> pixels = torch.cat([torch.rand(1, 90, 2), torch.ones(1, 90, 3)], -1)  # ninety white pixels at random places
-    >>> field = completion.pretrained("umbc+set-transformer")(pixels)
-    >>> bool(field.at(completion.places(32, 32)[None]).mean.mean() > 0.8)
+    >>> bool(completion.pretrained("umbc+set-transformer")(pixels).at(completion.places(32, 32)[None]).mean.mean() > 0.8)
     True
     """
 

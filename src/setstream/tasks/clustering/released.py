@@ -23,7 +23,7 @@ than the result.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,14 +133,9 @@ def umbc_set_transformer(clusters: int, **options: Any) -> Parts:
     return umbc_pool(clusters, **(SLOTS | options)), body, True
 
 
-def with_defaults(parts: Callable[..., Parts], **options: Any) -> Callable[..., Parts]:
-    """Parts of the text's model with other defaults."""
-    return update_wrapper(partial(parts, **options), parts)
-
-
-_PARTS: dict[str, Callable[..., Parts]] = {"deepsets": deepsets, "sse": with_defaults(text.sse, **SLOTS)}
-_PARTS |= {"sse-hierarchical": sse_hierarchical, "fspool": text.fspool, "diff-em": with_defaults(text.diff_em, em=EM)}
-_PARTS |= {"umbc+fspool": with_defaults(text.umbc_fspool, **SLOTS), "umbc+set-transformer": umbc_set_transformer}
-_PARTS |= {"umbc+diff-em": with_defaults(text.umbc_diff_em, em=EM, **SLOTS)}
+_PARTS: dict[str, Callable[..., Parts]] = {"deepsets": deepsets, "sse": partial(text.sse, **SLOTS)}
+_PARTS |= {"sse-hierarchical": sse_hierarchical, "fspool": text.fspool, "diff-em": partial(text.diff_em, em=EM)}
+_PARTS |= {"umbc+fspool": partial(text.umbc_fspool, **SLOTS), "umbc+set-transformer": umbc_set_transformer}
+_PARTS |= {"umbc+diff-em": partial(text.umbc_diff_em, em=EM, **SLOTS)}
 _MODELS = variants(released_model, _PARTS) | {"set-transformer": set_transformer}
 MODELS = {f"{name}-released": _MODELS[name] for name in text.MODELS if name in _MODELS}

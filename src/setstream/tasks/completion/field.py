@@ -31,8 +31,6 @@ class Waves(nn.Module):
         self.count = count
 
     def forward(self, rows: Tensor) -> Tensor:
-        if self.count == 0:
-            return rows
         angles = rows[..., :2].unsqueeze(-1) * (torch.pi * 2.0 ** torch.arange(self.count, device=rows.device))
         waves = torch.cat([angles.sin().flatten(-2), angles.cos().flatten(-2)], -1)
         return torch.cat([waves.to(rows.dtype), rows], -1)
@@ -72,14 +70,13 @@ class Decoder(GaussianDecoder):
 
 
 class PixelLoss(nn.Module):
-    """The negative log-likelihood of each pixel, summed over its channels: rows of (place, values)."""
+    """The negative log-likelihood (B, T) of each pixel, summed over its channels; targets (B, T, 2 + channels)."""
 
     def __init__(self, decoder: GaussianDecoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, read: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T) of targets (B, T, 2 + channels)."""
         places, values = targets.split([2, self.decoder.channels], dim=-1)
         mean, scale = self.decoder(read, places)
         return F.gaussian_nll_loss(mean, values, scale.square(), full=True, reduction="none").sum(-1)

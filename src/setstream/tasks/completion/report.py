@@ -10,7 +10,6 @@ from setstream.report.runs import Group, add_results, metric
 from setstream.tasks.completion.task import Completion, places
 
 SHOWN = ("umbc+set-transformer", "umbc+anchors")  # models whose completions are shown as pictures
-PICTURES = ("context", "mean", "uncertainty", "truth")
 
 
 @torch.no_grad()
@@ -27,7 +26,8 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
         seen = torch.full_like(truth, 0.5)
         seen[:, y, x] = truth[:, y, x]
         mean, deviation = (values[0].T.unflatten(1, (height, width)) for values in (field.mean, field.stddev))
-        for axis, picture, title in zip(row, (seen, mean, deviation, truth), PICTURES, strict=True):
+        pictures = {"context": seen, "mean": mean, "uncertainty": deviation, "truth": truth}
+        for axis, (title, picture) in zip(row, pictures.items(), strict=True):
             axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), interpolation="nearest", cmap="gray")
             axis.set(xticks=[], yticks=[])
             axis.set_title(title, fontsize=7)

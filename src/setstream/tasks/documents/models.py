@@ -40,22 +40,15 @@ SHARPNESS = 10.0
 ROUNDS = 5
 
 
-def table(words: Tensor, kind: str) -> nn.Embedding:
-    """The vectors of all words, learned or frozen."""
-    if kind not in WORDS:
-        raise ConfigurationError(f"words must be {' or '.join(WORDS)}; got {kind!r}")
-    return nn.Embedding.from_pretrained(words.clone(), freeze=kind == "frozen")
-
-
 class WordFeatures(nn.Module):
     """phi of the models of multisets: the table, a layer norm, `depth` layers, computed once per distinct word."""
 
-    def __init__(self, words: Tensor, kind: str, depth: int = 2, init: str = "torch") -> None:
+    def __init__(self, words: nn.Embedding, depth: int = 2, init: str = "torch") -> None:
         super().__init__()
         if depth < 0:
             raise ConfigurationError(f"depth, the number of phi's layers, must be at least 0; got {depth}")
-        self.width = words.shape[1]
-        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
+        self.width = words.embedding_dim
+        self.words, self.norm, self.layers = words, nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
         initialise(self.layers, init)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -65,11 +58,11 @@ class WordFeatures(nn.Module):
 
 
 class Shared(NamedTuple):
-    """What all models share: a pretrained model, the number of labels, the kind of word vectors, and the dropout."""
+    """What all models share: a pretrained model, the number of labels, the table of words, and the dropout."""
 
     read: lm.Pretrained
     labels: int
-    words: str
+    words: nn.Embedding
     dropout: float
 
     def classifier(self, width: int) -> nn.Sequential:
@@ -91,7 +84,7 @@ class Shared(NamedTuple):
 
     def read_in_order(self, reader: lm.SegmentReader | lm.WholeReader) -> SetModel:
         """A reader of whole documents after the table of words alone, and the classifier."""
-        phi, language = nn.Sequential(OrderedDict(words=table(self.read.words, self.words))), reader.language
+        phi, language = nn.Sequential(OrderedDict(words=self.words)), reader.language
         return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), self.classifier(language.out_width))
 
 
@@ -99,7 +92,11 @@ def document_model(
     parts: Builder, labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any
 ) -> SetModel:
     """One of the models below, with the options that all of them share."""
-    return parts(Shared(lm.read_pretrained(bert), labels, words, dropout), **options)
+    if words not in WORDS:
+        raise ConfigurationError(f"words must be {' or '.join(WORDS)}; got {words!r}")
+    read = lm.read_pretrained(bert)
+    table = nn.Embedding.from_pretrained(read.words.clone(), freeze=words == "frozen")
+    return parts(Shared(read, labels, table, dropout), **options)
 
 
 def word_clusters(words: Tensor, count: int) -> Tensor:
@@ -118,16 +115,13 @@ def word_clusters(words: Tensor, count: int) -> Tensor:
 
 def deepsets(shared: Shared, init: str = "torch", pool: str = "mean") -> SetModel:
     """Mean pooling, three layers."""
-    phi = WordFeatures(shared.read.words, shared.words, init=init)
+    phi = WordFeatures(shared.words, init=init)
     return SetModel(SetEncoder(phi, DeepSets(pool, phi.width)), shared.three_layers(phi.width, init))
 
 
 def sse(shared: Shared, init: str = "torch", num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> SetModel:
-    """The Slot Set Encoder, the mean of its slots, three layers.
-
-    Without `normalise`, the weights of a word sum to one over the slots, and the mean over the slots is a sum of the words.
-    """
-    phi = WordFeatures(shared.read.words, shared.words, init=init)
+    """The Slot Set Encoder, the mean of its slots (without `normalise`, a sum of the words), three layers."""
+    phi = WordFeatures(shared.words, init=init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
     pool = SSE(phi.width, num_slots, normalise=normalise, **(defaults | options))
     return SetModel(SetEncoder(phi, pool), shared.three_layers(phi.width, init))
@@ -137,7 +131,7 @@ def umbc_bert(
     shared: Shared, init: str = "torch", num_slots: int = SLOTS, pooled: str = "cls", depth: int = 2, **options: Any
 ) -> SetModel:
     """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer."""
-    phi = WordFeatures(shared.read.words, shared.words, depth, init)
+    phi = WordFeatures(shared.words, depth, init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
     pool = UMBC(phi.width, num_slots, **(defaults | options))
     return SetModel(SetEncoder(phi, pool), shared.slots_reader(num_slots, pooled))
@@ -147,7 +141,7 @@ def umbc_anchors_bert(
     shared: Shared, init: str = "torch", num_slots: int = SLOTS, pooled: str = "mean", depth: int = 0, **options: Any
 ) -> SetModel:
     """Slots initialised as clusters of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
-    phi = WordFeatures(shared.read.words, shared.words, depth, init)
+    phi = WordFeatures(shared.words, depth, init)
     pool = UMBC(phi.width, num_slots, slot_norm=False, norm_after=True, **options)
     begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / phi.width**0.5]), phi.width)
     with torch.no_grad():

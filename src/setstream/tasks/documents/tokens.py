@@ -40,9 +40,6 @@ class Tokens:
     offsets: np.ndarray
     about: list[dict[str, Any]]
 
-    def __len__(self) -> int:
-        return len(self.about)
-
     def document(self, index: int, longest: int | None = None) -> Tensor:
         """The ids of one document, or its `longest` first ones: (N,) int64."""
         return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]][:longest].astype(np.int64))

@@ -31,7 +31,6 @@ from setstream.sets.source import SetSource
 from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
 
-#: The names of the scores.
 SCORES = ("evidence", "alone", "attention", "instance")
 #: Features (n, in_dim) to one number (n,) for each.
 Weigh = Callable[[Tensor], Tensor]
@@ -55,8 +54,7 @@ class Scores:
 def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, scores: Collection[str] | None = None) -> Scores:
     """The logits of a bag and the scores of its elements, in the order of the source.
 
-    Args:
-        scores: the names of the scores to compute (see `SCORES`); all that the model has by default.
+    `scores` are the names of the scores to compute (see `SCORES`), by default all that the model has.
     """
     encoder, pool = model.encoder, model.encoder.pool
     streams = dict(pool.pools.items()) if isinstance(pool, Parallel) else {}
@@ -96,8 +94,7 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
 def _alone(model: SetModel, bag: nn.Module) -> Weigh:
     """The bag logit of each element as a bag with one element; `bag` is the pool of the bag stream."""
     pool, head = model.encoder.pool, model.head
-    # If all slots of a bag with one element hold its value, and only attention mixes them up to the seeds that read them, equal
-    # slots count as one.
+    # If all slots of such a bag are equal, and only attention mixes them up to the seeds that read them, they count as one.
     blocks = head.decoder if isinstance(head, BagHead) and isinstance(head.decoder, nn.Sequential) else nn.Sequential()
     reader = next(dropwhile(lambda block: isinstance(block, SAB | nn.Dropout), blocks), None)
     equal_slots = type(bag) is UMBC and bag.activation.normalise and not bag.slot_residual

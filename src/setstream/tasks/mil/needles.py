@@ -10,9 +10,8 @@ the same sizes and the same other images.
 `OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
 """
 
-from collections.abc import Sequence
-from copy import copy
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +62,10 @@ class NeedleBags(Sequence[Tensor]):
         return self.total
 
     def __getitem__(self, number: Any) -> Any:
+        return self.elements[self.positions(number)]
+
+    def positions(self, number: int) -> Tensor:
+        """Which of the elements are in a bag."""
         if not 0 <= number < self.total:
             raise IndexError(number)
         generator = torch.Generator().manual_seed(mix(self.seed, number, 13))
@@ -72,13 +75,7 @@ class NeedleBags(Sequence[Tensor]):
             wanted = max(1, round(self.rate * size))
             places = torch.randperm(size, generator=generator)[:wanted]
             chosen[places] = self.needles[torch.randint(len(self.needles), (wanted,), generator=generator)]
-        return self.elements[chosen]
-
-    def of(self, elements: Tensor) -> Self:
-        """The same bags of other elements, such as the images' features."""
-        other = copy(self)
-        other.elements = elements
-        return other
+        return chosen
 
 
 class Needles(Mil):
@@ -86,8 +83,7 @@ class Needles(Mil):
 
     Args:
         rate: the share of needles in a positive bag, 0.001 to 0.005; at least one needle.
-        needle: the class of the needles: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship,
-            9 truck.
+        needle: their class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
         others: the classes of all other images.
         train_bags: training bags; half of all bags are positive.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
@@ -131,11 +127,12 @@ class Needles(Mil):
                 module.standardise(self.known)
         return built
 
-    def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
+    def probabilities(self, model: SetModel, bags: Iterable[Bag]) -> Tensor:
         """The probability of each bag. Bags share their images: each image goes through the backbone once."""
         phi = model.encoder.phi
         if isinstance(bags, NeedleBags) and isinstance(phi, nn.Sequential) and isinstance(phi[0], Backbone):
-            bags = bags.of(_features(phi[0], bags.elements.to(model.encoder.device)).cpu())
+            features = _features(phi[0], bags.elements.to(model.encoder.device)).cpu()
+            bags = (features[rows] for rows in map(bags.positions, range(len(bags))))
             model = SetModel(SetEncoder(phi[1:], model.encoder.pool), model.head).eval()
         return super().probabilities(model, bags)
 

@@ -5,7 +5,7 @@ loss = mean over the streams of w_y BCE(logit, y)          p = mean over the str
 w_y is one, or n / (2 n_y) with class weights. τ is 0.5, or the best threshold on the validation bags.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -56,10 +56,6 @@ class Bags:
     def tensors(self) -> list[Tensor]:
         return [bag if isinstance(bag, Tensor) else bag.tensor() for bag in self.bags]
 
-    def shape(self) -> tuple[int, ...]:
-        bag = self.bags[0]
-        return tuple(bag.shape[1:] if isinstance(bag, Tensor) else bag.shape)
-
 
 def read_bags(path: Path) -> Bags:
     """Bags from a CSV without header: label, bag, features."""
@@ -68,8 +64,7 @@ def read_bags(path: Path) -> Bags:
     table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
     if table.shape[1] < 3:
         raise DataError(f"{path}: expected label, bag and features in each row; got {table.shape[1]} columns")
-    numbers = list(dict.fromkeys(table[:, 1].tolist()))
-    rows = [table[table[:, 1] == number] for number in numbers]
+    rows = [table[table[:, 1] == number] for number in dict.fromkeys(table[:, 1].tolist())]
     labels = [bag[:, 0].max() > 0 for bag in rows]
     return Bags([torch.from_numpy(bag[:, 2:]).float() for bag in rows], torch.tensor(labels).long())
 
@@ -172,7 +167,8 @@ class Mil(Task):
         self.weights = (0.5 / (1 - positive_share), 0.5 / positive_share) if class_weights else (1.0, 1.0)
 
     def build(self, model: str, **options: Any) -> SetModel:
-        shape = self.train.shape()
+        bag = self.train.bags[0]
+        shape = bag.shape[1:] if isinstance(bag, Tensor) else bag.shape
         return super().build(model, **({"in_dim": shape[0] if len(shape) == 1 else None} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
@@ -188,7 +184,7 @@ class Mil(Task):
         return F.binary_cross_entropy_with_logits(logits, label.expand_as(logits), weight)
 
     @torch.no_grad()
-    def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
+    def probabilities(self, model: SetModel, bags: Iterable[Bag]) -> Tensor:
         """The probability of each bag; in chunks, unless the model needs whole bags."""
         gradient = "none" if model.encoder.pool.consistent else "full"
         values = []
