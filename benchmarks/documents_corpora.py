@@ -2,6 +2,10 @@
 
 import argparse
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.evidence_common import corpus_sizes
 
 from setstream.errors import SetstreamError
 from setstream.tasks.documents.task import CORPORA, Documents
@@ -18,7 +22,7 @@ def main() -> None:
     for name in options.corpora:
         corpus, _, folder = name.partition("=")
         try:
-            sizes = Documents(corpus, folder or None, options.bert, label_minimum=options.label_minimum).statistics()
+            sizes = corpus_sizes(Documents(corpus, folder or None, options.bert, label_minimum=options.label_minimum))
         except SetstreamError as error:
             sys.exit(f"error: {error}")
         print(corpus)

@@ -18,8 +18,7 @@ from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 
-from setstream.tasks.documents.metrics import best_threshold, summary
-from setstream.tasks.documents.task import CORPORA, Documents
+from setstream.tasks.documents.task import CORPORA, Documents, best_threshold, summary
 
 
 def counts(task: Documents, split: str, words: int) -> sparse.csr_matrix:

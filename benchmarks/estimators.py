@@ -14,7 +14,7 @@ import torch
 from sklearn.model_selection import StratifiedKFold, cross_val_score
 
 from setstream.integrations.sklearn import SetClassifier
-from setstream.tasks.mil.bags import CLASSIC, classic
+from setstream.tasks.mil.task import CLASSIC, classic
 
 
 def main() -> None:

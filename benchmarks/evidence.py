@@ -4,6 +4,7 @@ python benchmarks/evidence.py clustering runs/clustering runs/clustering-gradien
 """
 
 import argparse
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="a folder for the page's pictures as separate files")
     options = parser.parse_args()
     page = Page(f"Evidence: {options.task}")
-    import_module(f"evidence_{options.task}").add_evidence(page, find_runs(options.folders))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import_module(f"benchmarks.evidence_{options.task}").add_evidence(page, find_runs(options.folders))
     page.write(options.out, options.figures)
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/evidence.py clustering runs/clustering runs/clustering-gradients --out evidence.html --figures figures
 
+- Memory of one chunk, and learning curves by number of steps.
 - Gradients, activations: how far runs are from the full gradient on the same test sets, and gaps by test set size.
 - EM: scikit-learn's expectation maximisation (diagonal, best of ten starts), fitted to each test set: its gap to the oracle.
 - Consistency: the variance of an encoding over random partitions of its set, for untrained models. It is zero, within
@@ -15,6 +16,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import torch
+from benchmarks.evidence_common import by_steps, kept_bytes
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
@@ -24,9 +26,8 @@ from setstream.models.model import SetModel
 from setstream.nn import DiffEM, FSPool, SetTransformer
 from setstream.pools import UMBC, ChunkMean
 from setstream.report.page import Page, pyplot
-from setstream.report.runs import FinishedRun, add_runs, by_label, group_by, mean_of, metric
+from setstream.report.runs import FinishedRun, add_runs, by_label, curves_figure, group_by, mean_of, metric
 from setstream.tasks.clustering import Clustering, sample
-from setstream.tasks.clustering.report import by_steps, curves_figure
 from setstream.tasks.registry import predict_in_chunks
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def add_gradients(page: Page, runs: list[FinishedRun]) -> None:
         umbc = [run for run in same_steps if run.config.model == MODEL]
         if any(run.config.gradient == "full" for run in umbc):
             add_differences(page, umbc)
-            page.figure(curves_figure(umbc), f"gap to the oracle during training, {MODEL}")
+            page.figure(curves_figure(umbc, "gap", ylabel="gap", yscale="log"), f"gap to the oracle during training, {MODEL}")
         page.figure(sizes_figure(same_steps), "gap by test set size and gradient; means over seeds")
 
 
@@ -105,6 +106,12 @@ def add_activations(page: Page, runs: list[FinishedRun]) -> None:
         if len(groups) > 1:
             page.section(f"Activations, {steps:,} steps")
             add_runs(page, groups, {"gap to oracle": metric("gap")}, order=mean_of("gap"), first="activation")
+
+
+def kept_kilobytes(group: list[FinishedRun]) -> str:
+    """What autograd keeps for one chunk of eight points."""
+    model, points = group[0].model(), torch.randn(1, 8, group[0].task_as(Clustering).dim)
+    return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
 
 
 def em_nll(points: Tensor, clusters: int = 4, starts: int = 10, seed: int = 0) -> Tensor:
@@ -167,7 +174,14 @@ def variance_figure(variances: dict[str, dict[int, float]]) -> Figure:
 
 def add_evidence(page: Page, runs: list[FinishedRun], em_sets: int = 50, partitions: int = 100) -> None:
     """All of it."""
-    for same_task in group_by(runs, lambda run: str(run.config.task_options)).values():
+    for options, same_task in group_by(runs, lambda run: str(run.config.task_options)).items():
+        page.section(f"Memory, task options {options}")
+        add_runs(page, by_label(same_task), {"kB kept for 8 points": kept_kilobytes})
+        for steps, same_steps in by_steps(same_task).items():
+            page.figure(
+                curves_figure(same_steps, "gap", ylabel="gap", yscale="log"),
+                f"gap to the oracle during training, {steps:,} steps",
+            )
         add_activations(page, same_task)
         add_gradients(page, same_task)
     drawn = sample(em_sets, 1024, generator=torch.Generator().manual_seed(9))

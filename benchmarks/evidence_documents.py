@@ -1,26 +1,76 @@
-"""The evidence for docs/results/documents.md, from finished runs: F1 by the size of the gradient set, and the words of slots.
+"""The evidence for docs/results/documents.md, from finished runs: sizes of corpora, memory and time, F1 by
+the length of the document and by the size of the gradient set, and the words of slots.
 
 python benchmarks/evidence.py documents runs/documents --out evidence.html --figures figures
 """
 
 from __future__ import annotations
 
+import statistics
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from benchmarks.evidence_common import corpus_sizes, kept_bytes, plot_ranges, seconds
 from torch import Tensor
 
 from setstream.models.model import SetModel
-from setstream.report.page import Page, plot_ranges, pyplot
-from setstream.report.runs import SEEDS, FinishedRun, add_runs, by_label, group_by
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import SEEDS, FinishedRun, add_runs, by_label, group_by, mean_of
 from setstream.tasks.documents.language import tokenizer_of
-from setstream.tasks.documents.report import METRICS, corpus_of, last_stages
+from setstream.tasks.documents.report import METRICS
 from setstream.tasks.documents.task import Documents
+from setstream.training.task import Encode
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WITH_SLOTS = ("umbc+bert", "umbc+anchors+bert")
+
+
+def first_stage(run: FinishedRun) -> str | None:
+    """The name of the folder whose weights a run was initialised from."""
+    return Path(run.config.init_from).name if run.config.init_from else None
+
+
+def last_stages(runs: list[FinishedRun]) -> list[FinishedRun]:
+    """Runs that are not the first stage of another one."""
+    begun = {first_stage(run) for run in runs}
+    return [run for run in runs if run.folder.name not in begun]
+
+
+def kept_mib(group: list[FinishedRun]) -> str:
+    """What one training step keeps for its backward pass, in MiB, without weights and optimiser state."""
+    config, task, model = group[0].config, group[0].task_as(Documents), group[0].model().train()
+    batch = task.batch(0, config.batch, torch.Generator())
+    encode = Encode(config.gradient, config.chunk_size, config.grad_chunks, features=config.features)
+    return f"{kept_bytes(lambda: task.loss(model, batch, encode), model.parameters()) / 2**20:.0f}"
+
+
+def add_corpus(page: Page, every: list[FinishedRun]) -> None:
+    """The sizes of a corpus; memory and time of every kind of run, with its first stage; F1 by the length of the document."""
+
+    def stages(run: FinishedRun) -> list[FinishedRun]:
+        return [*(other for other in every if other.folder.name == first_stage(run)), run]
+
+    def minutes(group: list[FinishedRun]) -> str:
+        return f"{statistics.mean(sum(seconds(stage) for stage in stages(run)) for run in group) / 60:.1f}"
+
+    task, groups = every[0].task_as(Documents), by_label(last_stages(every))
+    numbers = corpus_sizes(task)
+    page.table(list(numbers), [[f"{number:,.1f}".removesuffix(".0") for number in numbers.values()]])
+    columns = METRICS | {"MiB kept": kept_mib, "minutes": minutes} | SEEDS
+    columns |= {"steps": lambda group: " + ".join(f"{stage.config.steps:,}" for stage in stages(group[0]))}
+    note = "± over seeds. MiB kept: by autograd for one batch. Minutes: of training, all stages."
+    add_runs(page, groups, columns, note, order=lambda group: -mean_of("micro_f1")(group))
+    figure, axis = pyplot().subplots(figsize=(7, 4.5), constrained_layout=True)
+    medians = [int(task.lengths("test")[rows].median()) for rows in task.fifths()]
+    for label, group in groups.items():
+        means = [mean_of(f"micro_f1_fifth_{number + 1}")(group) for number in range(len(medians))]
+        axis.plot(medians, means, "o-", markersize=3, label=label)
+    axis.set(xscale="log", xlabel="tokens of a test document (median of a fifth of them)", ylabel="micro F1")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+    page.figure(figure, "Micro F1 against the length of the document")
 
 
 def gradient_sets(runs: list[FinishedRun]) -> set[tuple[str, int]]:
@@ -90,8 +140,9 @@ def slots_figure(task: Documents, model: SetModel, number: int, slots: int = 12,
 
 def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     """For each corpus: gradients with one schedule, and the words of the best model's slots in three test documents."""
-    for corpus, every in group_by(runs, corpus_of).items():
+    for corpus, every in group_by(runs, lambda run: run.config.task_options.get("corpus", "reuters")).items():
         page.section(f"Documents: {corpus}")
+        add_corpus(page, every)
         task = every[0].task_as(Documents)
         alike = same_schedule([run for run in every if run.config.model in WITH_SLOTS])
         if len(gradient_sets(alike)) > 2:

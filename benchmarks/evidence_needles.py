@@ -6,8 +6,9 @@ python benchmarks/evidence.py needles runs/needles --out evidence.html --figures
 import itertools
 
 import torch
+from benchmarks.evidence_common import plot_ranges, seconds
 
-from setstream.report.page import Page, plot_ranges, pyplot
+from setstream.report.page import Page, pyplot
 from setstream.report.runs import SEEDS, FinishedRun, add_runs, group_by, mean_and_sd, metric
 
 METRICS = ("accuracy", "auroc", "f1")
@@ -55,7 +56,7 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
     page.figure(figure, "Accuracy against the rate of needles: mean over seeds, bars from the lowest to the highest.")
     groups = group_by(sorted(runs, key=rate), lambda run: f"{training(run)}; {rate(run):g}")
     columns = {name: metric(name) for name in METRICS}
-    columns |= {"seconds": lambda group: mean_and_sd([run.seconds() for run in group])} | SEEDS
+    columns |= {"seconds": lambda group: mean_and_sd([seconds(run) for run in group])} | SEEDS
     add_runs(page, groups, columns, "± over seeds.", first="training; needles in 1000")
     for name in ("auroc", "accuracy"):
         note = f"Difference in {name}: mean and standard error over pairs with the same rate and seed, hence the same bags."

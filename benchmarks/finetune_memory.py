@@ -26,9 +26,8 @@ import torch
 from memory import peak_mib
 
 from setstream.data import NpySource
-from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import MODELS
-from setstream.tasks.mil.task import Mil
+from setstream.tasks.mil.task import Bags, Mil
 from setstream.training import Encode, keep_freed_memory
 from setstream.training.stages import freeze, train_mode
 

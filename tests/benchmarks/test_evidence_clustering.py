@@ -14,6 +14,7 @@ def test_gradients_and_activations_are_compared(tmp_path, monkeypatch):
     page = Page("evidence")
     evidence.add_evidence(page, find_runs([train_clustering(tmp_path)]), em_sets=2)
     text = page.html()
+    assert "kB kept" in text
     for wanted in ("Activations, 2 steps", "sigmoid", "Gradients, 2 steps", "minus the full gradient", "EM", "variance of"):
         assert wanted in text, wanted
 

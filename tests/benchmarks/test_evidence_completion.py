@@ -8,7 +8,7 @@ import torch
 from benchmarks import evidence_completion as evidence
 from setstream.report import Page, find_runs
 from setstream.report.runs import FinishedRun
-from setstream.tasks.completion import Completion
+from setstream.tasks.completion import Completion, as_pixels
 from setstream.training import TrainConfig
 from tests.tasks.pictures import write_pictures
 from tests.tasks.runs import train_completion
@@ -19,11 +19,14 @@ def folder(tmp_path_factory):
     return write_pictures(tmp_path_factory.mktemp("pictures"))
 
 
-def test_the_evidence_compares_gradients_and_chunk_sizes(folder, tmp_path):
+def test_the_evidence_compares_gradients_and_chunk_sizes(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence.progress_gif, "__defaults__", (2, 3))
+    monkeypatch.setattr(evidence, "GALLERY", (5, 20))
     page = Page("evidence")
     evidence.add_evidence(page, find_runs([train_completion(folder, tmp_path / "runs")]))
     text = page.html()
     assert "Gradients of umbc" in text
+    assert "data:image/gif" in text
     assert "NLL minus that of umbc+set-transformer (full)" in text
     apart = {
         name: float(cell) for name, cell in re.findall(r"<tr><td>(\S+) [^<]*</td>.{0,200}?<td>(\d\.\de[+-]\d+)</td></tr>", text)
@@ -31,6 +34,12 @@ def test_the_evidence_compares_gradients_and_chunk_sizes(folder, tmp_path):
     assert set(apart) == {"umbc+set-transformer", "umbc+anchors", "set-transformer", "deepsets"}
     assert "the one with the lowest NLL on these test images is shown" in text
     assert apart["umbc+set-transformer"] < 1e-4
+
+
+def test_revealed_pixels_are_those_of_the_image(folder):
+    image = Completion("folder", str(folder), side=8).images["test"].pixels[:1]
+    assert torch.equal(evidence.revealed(as_pixels(image)[0], 64, (3, 8, 8)), image[0] / 255)
+    assert int((evidence.revealed(as_pixels(image)[0], 10, (3, 8, 8)) != 0.5).any(0).sum()) == 10
 
 
 def test_of_a_model_built_in_several_ways_the_best_is_shown(folder):

@@ -12,12 +12,20 @@ __all__ = ["bert", "folder", "runs", "task"]  # fixtures
 
 def test_gradients_of_one_schedule_and_words_of_slots(runs):
     found = find_runs([runs])
+    assert {run.folder.name for run in evidence.last_stages(found)} == {run.folder.name for run in found} - {"one"}
     with_slots = [run for run in found if run.config.model in evidence.WITH_SLOTS]
     assert {run.folder.name for run in evidence.same_schedule(with_slots)} == {"one", "subset", "subset-14"}
     page = Page("evidence")
     evidence.add_evidence(page, found)
     text = page.html()
-    for wanted in ("umbc+bert (unbiased 7", "umbc+bert (subset 14", "size of the gradient set"):
+    for wanted in (
+        "umbc+bert (unbiased 7",
+        "umbc+bert (subset 14",
+        "size of the gradient set",
+        "MiB kept",
+        "1 + 1",
+        "length of the document",
+    ):
         assert wanted in text, wanted
     assert text.count("Words that slots attend to") == 2 * 3  # alternative text and caption of three documents
 

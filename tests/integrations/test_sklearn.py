@@ -388,7 +388,7 @@ def test_setstream_itself_needs_none_of_them():
 
 @pytest.mark.slow
 def test_defaults_do_well_on_musk1():
-    from setstream.tasks.mil.bags import classic
+    from setstream.tasks.mil.task import classic
 
     found = classic("musk1")
     bags, y = [bag.numpy() for bag in found.bags], found.labels.numpy()

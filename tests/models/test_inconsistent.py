@@ -13,8 +13,8 @@ from setstream.data import ArraySource, SourceChunks
 from setstream.errors import ConfigurationError, ConsistencyError
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.mil import Mil
-from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import MODELS
+from setstream.tasks.mil.task import Bags
 from setstream.training import TrainConfig, Trainer
 
 WIDTH = 3

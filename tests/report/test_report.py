@@ -5,7 +5,7 @@ import pytest
 from setstream.errors import ConfigurationError
 from setstream.report import find_runs
 from setstream.report.page import Page
-from setstream.report.runs import FinishedRun, by_label
+from setstream.report.runs import by_label, mean_and_sd
 from setstream.training import TrainConfig, Trainer
 from setstream.training.registry import build_task
 from tests.tasks.runs import SMALL_CLUSTERING, train_clustering
@@ -50,7 +50,5 @@ def test_folders_without_runs_are_an_error(tmp_path):
         find_runs([tmp_path / "none"])
 
 
-def test_the_time_of_a_resumed_run_is_that_of_all_its_steps(tmp_path):
-    config = TrainConfig("documents", "deepsets")
-    assert FinishedRun(tmp_path, config, result={"step": 400, "steps_timed": 100, "seconds": 30.0}).seconds() == 120.0
-    assert FinishedRun(tmp_path, config, result={"step": 400, "seconds": 30.0}).seconds() == 30.0
+def test_means_have_a_standard_deviation_if_there_are_several_values():
+    assert (mean_and_sd([1.0, 2.0]), mean_and_sd([1.0]), mean_and_sd([])) == ("1.500 ± 0.707", "1.000", "")

@@ -11,16 +11,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from benchmarks.evidence_common import corpus_sizes, kept_bytes
 from sklearn.metrics import f1_score
 
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
-from setstream.report.runs import kept_bytes
 from setstream.tasks.documents import MODELS, Documents
-from setstream.tasks.documents.corpora import by_order, eurlex, pubmed, reuters, rfcs
+from setstream.tasks.documents.corpora import by_hash, by_order, eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import Language, Longformer, framed, read_pretrained
-from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.models import word_clusters
+from setstream.tasks.documents.task import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.tokens import tokens_of
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.registry import SavedRun
@@ -86,7 +86,7 @@ def task(folder, bert, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SETSTREAM_DATA", str(tmp_path_factory.mktemp("cache")))
         found = Documents("eurlex", folder, bert)
-        assert len(found.tokens) == 120
+        assert len(found.tokens.about) == 120
         yield found
 
 
@@ -215,6 +215,10 @@ def test_pubmed_is_what_it_is_known_to_be():
     assert sum(len(own.labels) for own in documents) == 157298
 
 
+def test_splits_by_a_hash_stay_as_they_are():
+    assert [by_hash(f"rfc{number}") for number in (791, 1034)] == ["train", "test"]
+
+
 def test_tokens_are_made_once(task, bert, folder):
     from setstream.tasks.documents.language import tokenizer_of
 
@@ -225,7 +229,7 @@ def test_tokens_are_made_once(task, bert, folder):
     broken = eurlex(folder)
     again = tokens_of(type(broken)(broken.name, broken.stamp, lambda: pytest.fail("was read again")), tokenizer_of(bert))
     assert np.array_equal(again.ids, task.tokens.ids)
-    found = task.statistics()
+    found = corpus_sizes(task)
     assert found["labels"] == 5  # c0 to c3, and the common one
     assert found["labels per document"] == 2
     assert [found[name] for name in ("train", "val", "test", "without a kept label")] == [60, 20, 40, 0]
@@ -669,8 +673,8 @@ def test_every_document_comes_once_an_epoch(task):
 def test_the_order_of_documents_follows_from_the_seed(task, tmp_path):
     def first(seed: int) -> list[list[int]]:
         config = TrainConfig("documents", "deepsets", model_options=SMALL["deepsets"], seed=seed, steps=1, tensorboard=False)
-        Trainer(task, config, tmp_path / str(seed), shown=False)
-        return [own.tolist() for own in task.batch(0, 8, torch.Generator())["words"]]
+        trainer = Trainer(task, config, tmp_path / str(seed), shown=False)
+        return [own.tolist() for own in trainer.task.batch(0, 8, torch.Generator())["words"]]
 
     assert first(0) == first(0) != first(1)
 

@@ -3,8 +3,6 @@
 import pytest
 
 from setstream.report import write_report
-from setstream.report.runs import find_runs
-from setstream.tasks.documents.report import last_stages
 from setstream.training import TrainConfig
 from tests.tasks.runs import train
 from tests.tasks.test_documents import SMALL, bert, folder, task
@@ -36,9 +34,7 @@ def runs(task, folder, bert, tmp_path):
 
 
 def test_the_report_has_table_and_figures(runs, tmp_path):
-    assert {run.folder.name for run in last_stages(find_runs([runs]))} == {name for name, *_ in KINDS} - {"one"}
     assert len(write_report([runs], tmp_path / "report.html")) == 7
     text = (tmp_path / "report.html").read_text()
-    both_stages = "1 + 1"
-    for wanted in ("Documents: eurlex", "umbc+bert (subset 14", "MiB kept", both_stages, "length of the document"):
+    for wanted in ("Documents: eurlex", "umbc+bert (subset 14", "micro F1, tuned", "micro F1 during training"):
         assert wanted in text, wanted

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.tasks.clustering.released import ISAB, MAB, MODELS, PMA, SAB
+from setstream.tasks.clustering.released import ISAB, MAB, MODELS, PMA
 from setstream.tasks.clustering.task import Clustering
 
 
@@ -83,7 +83,7 @@ def test_the_set_transformer_reads_points_by_one_isab_with_layer_norm_throughout
     assert isinstance(pma, PMA)
     assert (isab.gather.seeds.shape, isab.gather.block.key.in_features) == ((16, 128), 2)
     assert pma.seeds.shape == (4, 128)
-    assert [type(block) for block in model.head.body] == [SAB] * 3
+    assert [type(block) for (block,) in model.head.body] == [MAB] * 3
     blocks = [block for block in model.modules() if isinstance(block, MAB)]
     assert len(blocks) == 6
     assert all(isinstance(norm, nn.LayerNorm) for block in blocks for norm in (block.norm1, block.norm2))

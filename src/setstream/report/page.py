@@ -4,7 +4,7 @@ import base64
 import html
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,6 @@ def pyplot() -> Any:
     """The module matplotlib.pyplot."""
     need("matplotlib", "report", "figures").use("Agg")
     return need("matplotlib.pyplot", "report", "figures")
-
-
-def plot_ranges(axes: Any, values: Mapping[Any, Sequence[float]], label: str) -> None:
-    """A line through the mean of the values at each x, with bars from the smallest to the largest value."""
-    rows = [(x, sum(values[x]) / len(values[x]), min(values[x]), max(values[x])) for x in sorted(values)]
-    bars = [[mean - low for _, mean, low, _ in rows], [high - mean for _, mean, _, high in rows]]
-    axes.errorbar([x for x, *_ in rows], [mean for _, mean, *_ in rows], bars, marker="o", capsize=3, label=label)
 
 
 def animate(figure: Any, draw: Callable[[int], None], frames: int, colors: int = 48) -> bytes:

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from setstream._utils.import_path import find
 from setstream.errors import ConfigurationError
-from setstream.report.page import Page
+from setstream.report.page import Page, pyplot
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
 from setstream.training.registry import TASKS, SavedRun, read_run, task_class
@@ -31,10 +28,6 @@ class FinishedRun(SavedRun):
     @property
     def metrics(self) -> dict[str, float]:
         return self.result["metrics"]
-
-    def seconds(self) -> float:
-        """The training time; of a resumed run, extrapolated from the steps of its last part."""
-        return float(self.result["seconds"]) * self.result["step"] / max(1, self.result.get("steps_timed", self.result["step"]))
 
     def curve(self, metric: str) -> tuple[list[int], list[float]]:
         """Steps, and the value of a test metric at each."""
@@ -109,11 +102,7 @@ def by_label(runs: Group) -> dict[str, Group]:
 
 
 def mean_and_sd(values: Sequence[float]) -> str:
-    """Mean and standard deviation as text; empty without values.
-
-    >>> mean_and_sd([1.0, 2.0]), mean_and_sd([1.0]), mean_and_sd([])
-    ('1.500 ± 0.707', '1.000', '')
-    """
+    """Mean and standard deviation as text: `1.500 ± 0.707`, `1.000` of a single value, empty without values."""
     texts = [f"{statistics.mean(values):.3f}"] if values else []
     return " ± ".join(texts + ([f"{statistics.stdev(values):.3f}"] if len(values) > 1 else []))
 
@@ -136,24 +125,24 @@ def add_runs(
     page.table([first, *columns], [[label, *(cell(group) for cell in columns.values())] for label, group in rows], note)
 
 
-def kept_bytes(run: Callable[[], Any], weights: Iterable[Tensor]) -> int:
-    """Bytes of all tensors that `run` saves for its backward pass, each storage once; those of `weights` are not counted.
+def curves_figure(runs: Group, name: str, **options: Any) -> Any:
+    """A test metric against the step, one line per run, one colour per kind of run; `options` of the axes."""
+    figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
+    for number, (label, group) in enumerate(by_label(runs).items()):
+        style = {"color": f"C{number % 10}", "linestyle": ["-", "--", ":"][number // 10 % 3]}
+        for run in group:
+            axis.plot(*run.curve(name), **style, linewidth=1)
+        axis.plot([], [], **style, label=label)
+    axis.set(xlabel="step", **options)
+    figure.legend(loc="outside right upper", fontsize=6)
+    return figure
 
-    >>> weight = torch.randn(8, 8, requires_grad=True)
-    >>> kept_bytes(lambda: (torch.ones(5, 8) @ weight).relu(), [weight])          # the ones and the result, 5 x 8 floats each
-    320
-    """
-    saved: list[Tensor] = []  # all are kept: a later tensor could reuse an earlier one's address
-    known = {weight.untyped_storage().data_ptr() for weight in weights}  # a linear layer saves its weight's transpose
 
-    def pack(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        run()
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in saved)}
-    return sum(size for place, size in storages.items() if place not in known)
+def add_results(page: Page, runs: Group, columns: Columns, note: str, best: str, *, highest: bool = False, **axes: Any) -> None:
+    """The table of a task's runs, those with the best value of a metric first, and its learning curves; `axes`: options."""
+    sign = -1 if highest else 1
+    add_runs(page, by_label(runs), CONSISTENT | columns | SEEDS | STEPS, note, lambda group: sign * mean_of(best)(group))
+    page.figure(curves_figure(runs, best, **axes), f"{axes['ylabel']} during training")
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> Group:

@@ -17,12 +17,7 @@ Builder = Callable[..., SetModel]
 
 
 class RenamedModels(dict[str, Builder]):
-    """A task's models by name. The names in `renamed` still work, with a DeprecationWarning, and are not listed.
-
-    >>> models = RenamedModels({"new": SetModel}, renamed={"old": "new"})
-    >>> list(models), "old" in models
-    (['new'], True)
-    """
+    """A task's models by name. The names in `renamed` still work, with a DeprecationWarning, and are not listed."""
 
     def __init__(self, models: Mapping[str, Builder], renamed: Mapping[str, str]) -> None:
         super().__init__(models)
@@ -40,8 +35,12 @@ class RenamedModels(dict[str, Builder]):
 
 
 def variants(build: Builder, parts: Mapping[str, Callable[..., Any]]) -> dict[str, Builder]:
-    """Models that differ in one part: `build(part, **options)` for each, with the name, module and docstring of the part."""
-    return {name: update_wrapper(partial(build, part), part) for name, part in parts.items()}
+    """Models that differ in one part: `build(part, **options)` for each, with the name and docstring of the part."""
+    models: dict[str, Builder] = {}
+    for name, part in parts.items():
+        models[name] = update_wrapper(partial(build, part), part.func if isinstance(part, partial) else part)
+        models[name].__module__ = build.__module__
+    return models
 
 
 class ShippedModels:
@@ -49,10 +48,13 @@ class ShippedModels:
 
     The folders are written by `save_pretrained` in half precision; `about` in their config.json holds the model's scores.
 
-    >>> from setstream.tasks.clustering import pretrained
+    >>> from setstream.tasks import clustering, completion
     >>> points = torch.randn(1, 1000, 2)
-    >>> pretrained("umbc+set-transformer")(points).log_prob(points).shape
+    >>> clustering.pretrained("umbc+set-transformer")(points).log_prob(points).shape
     torch.Size([1, 1000])
+    >>> pixels = torch.cat([torch.rand(1, 90, 2), torch.ones(1, 90, 3)], -1)  # ninety white pixels at random places
+    >>> bool(completion.pretrained("umbc+set-transformer")(pixels).at(completion.places(32, 32)[None]).mean.mean() > 0.8)
+    True
     """
 
     def __init__(self, module: str, models: Mapping[str, Builder]) -> None:

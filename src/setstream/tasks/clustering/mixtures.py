@@ -57,11 +57,8 @@ class DiagonalMixture(MixtureSameFamily):
         """The mean negative log-likelihood of each set's points (B, N, D): (B,), streamed where N is large."""
         if points.shape[1] <= STREAMED_FROM:
             return -self.log_prob(points).mean(1)
-
-        def loss(logits: Tensor, means: Tensor, scales: Tensor, chunk: Tensor, mask: Tensor) -> Tensor:
-            return -log_likelihood(logits, means, scales, chunk)
-
-        return streamed_loss(loss, points, [self.logits, self.means, self.scales], chunk_size=STREAMED_FROM)
+        parameters = [self.logits, self.means, self.scales]  # the loss gets them, a chunk and its mask
+        return streamed_loss(lambda *given: -log_likelihood(*given[:-1]), points, parameters, chunk_size=STREAMED_FROM)
 
 
 class Sample(NamedTuple):

@@ -8,6 +8,7 @@ average over chunks, as in the paper's tests. SSE divides by the sum of the weig
 is a sum over the set, and a model trained on 512 points fails on 1,024.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,18 +22,16 @@ from setstream.nn.mlp import mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
 from setstream.pools.base import Pool
 from setstream.tasks.clustering.mixtures import DiagonalMixture
-from setstream.tasks.registry import Builder, RenamedModels, ShippedModels
+from setstream.tasks.registry import RenamedModels, ShippedModels, variants
 
 WIDTH, HEADS = 128, 4
+EM = {"heads": 1, "components": 5}
 # Scales are softplus(raw) + this: far below the smallest scale in the data, and never zero.
 SMALLEST_SCALE = 1e-2
 
 
 class MixtureHead(nn.Module):
-    """A body, and a linear layer to the parameters of one mixture per set.
-
-    The body returns (B, K, width), a row per component (`per_slot`), or (B, width), a row for all of them.
-    """
+    """A body that returns (B, K, width), a row per component (`per_slot`), or (B, width), and a linear layer to mixtures."""
 
     def __init__(self, body: nn.Module, width: int, clusters: int, dim: int, *, per_slot: bool) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class MixtureHead(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """x and the sines and cosines of learned frequencies: (M, dim) to (M, dim + 2 count).
+    """[x, sin(x F), cos(x F)] with learned frequencies F: (M, dim) to (M, dim + 2 count).
 
     Their mean over a set is its empirical characteristic function, which distinguishes mixtures at every scale; a plain network
     learns coarse shapes long before fine ones.
@@ -64,16 +63,19 @@ class FourierFeatures(nn.Module):
         self.frequencies = nn.Parameter(torch.randn(dim, count) * scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[x, sin(x F), cos(x F)]."""
         angles = x @ self.frequencies
         return torch.cat([x, angles.sin(), angles.cos()], dim=-1)
 
 
-def assemble(pool: Pool, body: nn.Module, clusters: int, dim: int, *, per_slot: bool, phi: nn.Module | None = None) -> SetModel:
-    """phi (one layer unless given), a pool, and a head that ends in a mixture."""
-    width = pool.in_dim or WIDTH
-    phi = mlp([dim, width]) if phi is None else phi
-    return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=per_slot))
+# number of clusters, options -> the pool, the body of the head, and whether the body returns a row per component
+Parts = tuple[Pool, nn.Module, bool]
+
+
+def clustering_model(parts: Callable[..., Parts], clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
+    """A model of the paper with the pool and the body of `parts(clusters, **options)`."""
+    pool, body, per_slot = parts(clusters, **options)
+    phi = mlp([dim, WIDTH])
+    return SetModel(SetEncoder(phi, pool), MixtureHead(body, WIDTH, clusters, dim, per_slot=per_slot))
 
 
 def umbc_pool(num_slots: int, width: int = WIDTH, heads: int = HEADS, **options: Any) -> UMBC:
@@ -82,58 +84,56 @@ def umbc_pool(num_slots: int, width: int = WIDTH, heads: int = HEADS, **options:
     return UMBC(width, num_slots, width, width, heads, **(defaults | options))
 
 
-def deepsets(clusters: int = 4, dim: int = 2) -> SetModel:
+def deepsets(clusters: int) -> Parts:
     """Mean pooling."""
-    return assemble(DeepSets("mean"), mlp([WIDTH] * 4), clusters, dim, per_slot=False)
+    return DeepSets("mean"), mlp([WIDTH] * 4), False
 
 
-def sse(clusters: int = 4, dim: int = 2, normalise: bool = True, **options: Any) -> SetModel:
+def sse(clusters: int, normalise: bool = True, **options: Any) -> Parts:
     """The Slot Set Encoder, one slot per component."""
-    pool = SSE(WIDTH, clusters, WIDTH, WIDTH, HEADS, normalise=normalise, **options)
-    return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
+    return SSE(WIDTH, clusters, WIDTH, WIDTH, HEADS, normalise=normalise, **options), mlp([WIDTH] * 4), True
 
 
-def sse_hierarchical(clusters: int = 4, dim: int = 2, first: int = 16, normalise: bool = True, **options: Any) -> SetModel:
+def sse_hierarchical(clusters: int, first: int = 16, normalise: bool = True, **options: Any) -> Parts:
     """Two stacked Slot Set Encoders."""
     pool = HierarchicalSSE(WIDTH, (first, clusters), WIDTH, WIDTH, HEADS, normalise=normalise, **options)
-    return assemble(pool, mlp([WIDTH] * 4), clusters, dim, per_slot=True)
+    return pool, mlp([WIDTH] * 4), True
 
 
-def fspool(clusters: int = 4, dim: int = 2) -> SetModel:
+def fspool(clusters: int) -> Parts:
     """Featurewise sort pooling."""
-    return assemble(ChunkMean(FSPool(WIDTH), WIDTH), mlp([WIDTH] * 4), clusters, dim, per_slot=False)
+    return ChunkMean(FSPool(WIDTH), WIDTH), mlp([WIDTH] * 4), False
 
 
-def diff_em(clusters: int = 4, dim: int = 2, steps: int = 3) -> SetModel:
-    """Differentiable EM, one head of five components: 1,286 numbers."""
-    pool = DiffEM(WIDTH, heads=1, components=5, steps=steps)
-    return assemble(ChunkMean(pool, WIDTH), mlp([pool.out_dim, *[WIDTH] * 3]), clusters, dim, per_slot=False)
+def diff_em(clusters: int, steps: int = 3, em: Mapping[str, Any] = EM) -> Parts:
+    """Differentiable EM, by default one head of five components: 1,286 numbers."""
+    pool = DiffEM(WIDTH, steps=steps, **em)
+    return ChunkMean(pool, WIDTH), mlp([pool.out_dim, *[WIDTH] * 3]), False
 
 
-def set_transformer(clusters: int = 4, dim: int = 2, num_inducing: int = 16) -> SetModel:
+def set_transformer(clusters: int, num_inducing: int = 16) -> Parts:
     """Two ISABs, PMA with one seed per component, three SABs."""
     encoder = nn.Sequential(ISAB(WIDTH, HEADS, num_inducing), ISAB(WIDTH, HEADS, num_inducing), PMA(WIDTH, HEADS, clusters))
-    decoder = nn.Sequential(*(SAB(WIDTH, HEADS) for _ in range(3)))
-    return assemble(ChunkMean(Masked(encoder), WIDTH), decoder, clusters, dim, per_slot=True)
+    return ChunkMean(Masked(encoder), WIDTH), nn.Sequential(*(SAB(WIDTH, HEADS) for _ in range(3))), True
 
 
-def umbc_fspool(clusters: int = 4, dim: int = 2, num_slots: int = 4, **options: Any) -> SetModel:
+def umbc_fspool(clusters: int, num_slots: int = 4, **options: Any) -> Parts:
     """UMBC, then featurewise sort pooling of the slots."""
     body = nn.Sequential(FSPool(WIDTH), mlp([WIDTH] * 3))
-    return assemble(umbc_pool(num_slots, **options), body, clusters, dim, per_slot=False)
+    return umbc_pool(num_slots, **options), body, False
 
 
-def umbc_diff_em(clusters: int = 4, dim: int = 2, num_slots: int = 4, steps: int = 1, **options: Any) -> SetModel:
+def umbc_diff_em(clusters: int, num_slots: int = 4, steps: int = 1, em: Mapping[str, Any] = EM, **options: Any) -> Parts:
     """UMBC, then differentiable EM on the slots."""
-    pool = DiffEM(WIDTH, heads=1, components=5, steps=steps)
-    body = nn.Sequential(pool, mlp([pool.out_dim, *[WIDTH] * 2]))
-    return assemble(umbc_pool(num_slots, **options), body, clusters, dim, per_slot=False)
+    layer = DiffEM(WIDTH, steps=steps, **em)
+    body = nn.Sequential(layer, mlp([layer.out_dim, *[WIDTH] * 2]))
+    return umbc_pool(num_slots, **options), body, False
 
 
-def umbc_set_transformer(clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
+def umbc_set_transformer(clusters: int, **options: Any) -> Parts:
     """UMBC with one slot per component, then three SABs on the slots."""
     body = nn.Sequential(*(SAB(WIDTH, HEADS) for _ in range(3)))
-    return assemble(umbc_pool(clusters, **options), body, clusters, dim, per_slot=True)
+    return umbc_pool(clusters, **options), body, True
 
 
 def umbc_fourier(
@@ -154,7 +154,7 @@ def umbc_fourier(
     pool = umbc_pool(num_slots, width, heads, slots=slots)
     blocks = [SAB(width, heads, layer_norm=True) for _ in range(sabs)]
     body = nn.Sequential(*blocks, PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
-    return assemble(pool, body, clusters, dim, per_slot=True, phi=phi)
+    return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=True))
 
 
 class Masked(nn.Module):
@@ -170,8 +170,8 @@ class Masked(nn.Module):
         return x
 
 
-_PAPER: dict[str, Builder] = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool}
-_PAPER |= {"diff-em": diff_em, "set-transformer": set_transformer, "umbc+fspool": umbc_fspool, "umbc+diff-em": umbc_diff_em}
-_PAPER |= {"umbc+set-transformer": umbc_set_transformer}
+_PARTS = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool, "diff-em": diff_em}
+_PARTS |= {"set-transformer": set_transformer, "umbc+fspool": umbc_fspool, "umbc+diff-em": umbc_diff_em}
+_PAPER = variants(clustering_model, _PARTS | {"umbc+set-transformer": umbc_set_transformer})
 MODELS = RenamedModels(_PAPER | {"umbc+fourier": umbc_fourier}, renamed={"ours": "umbc+fourier"})
 pretrained = ShippedModels(__file__, MODELS)

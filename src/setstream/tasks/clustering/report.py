@@ -1,7 +1,4 @@
-"""The report of clustering runs (NLL, gap to the oracle, memory, learning curves), and streams of one set.
-
-A set is streamed in the paper's four ways; figures show a model's predictions along the way.
-"""
+"""The report of clustering runs (NLL, gap to the oracle, learning curves), and one set streamed in the paper's four ways."""
 
 import json
 from collections.abc import Iterator
@@ -14,27 +11,20 @@ from setstream._utils.optional import need
 from setstream.models.model import SetModel
 from setstream.pools.base import AVERAGE
 from setstream.report.page import Page, animate, pyplot
-from setstream.report.runs import CONSISTENT, SEEDS, STEPS, Group, add_runs, by_label, group_by, kept_bytes, mean_of, metric
-from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
+from setstream.report.runs import Group, add_results, group_by, metric
+from setstream.tasks.clustering.mixtures import DiagonalMixture, sample
 from setstream.tasks.clustering.task import Clustering
 from setstream.tasks.registry import predict_in_chunks
 
 #: The paper's names, and what they mean.
-STREAMS = {
-    "single point": "one at a time",
-    "class": "cluster after cluster",
-    "chunk": "eight at a time",
-    "one each": "one of each cluster at a time",
-}
-CHUNK = 8
+STREAMS = {"single point": "one at a time", "class": "cluster after cluster", "chunk": "eight at a time"}
+STREAMS |= {"one each": "one of each cluster at a time"}
+CHUNK, FRAMES = 8, 24
+SHOWN = ("umbc+set-transformer", "set-transformer")  # models whose streams are shown
 
 
 def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
-    """The chunks of one set, as lists of positions; labels (N,) give the component of each point.
-
-    >>> [chunk.tolist() for chunk in stream_order("class", torch.tensor([1, 0, 1]))]
-    [[1], [0, 2]]
-    """
+    """The chunks of one set, as lists of positions; labels (N,) give the component of each point."""
     if kind not in STREAMS:
         raise ValueError(f"unknown stream {kind!r}: choose one of {', '.join(STREAMS)}")
     shuffled = torch.randperm(len(labels), generator=generator)
@@ -67,107 +57,63 @@ def disagreement(ends: dict[str, DiagonalMixture], points: Tensor) -> float:
     return float((values.amax(0) - values.amin(0)).mean())
 
 
-def draw_mixture(axis: Any, points: Tensor, mixture: DiagonalMixture | None, title: str, seen: Tensor | None = None) -> None:
-    """Points, and the ellipses of two standard deviations of a mixture."""
+def draw_mixture(axis: Any, points: Tensor, seen: Tensor, mixture: DiagonalMixture, title: str) -> None:
+    """Points (N, 2), those that were seen, and the ellipses of two standard deviations of a mixture."""
     ellipse = need("matplotlib.patches", "report", "figures").Ellipse
     axis.clear()
     axis.scatter(*points.T, s=2, c="0.75", linewidths=0)
-    if seen is not None and len(seen):
-        axis.scatter(*points[seen].T, s=3, c="tab:blue", linewidths=0)
-    if mixture is not None:
-        weights = mixture.logits[0].softmax(-1)
-        for weight, mean, scale in zip(weights.tolist(), mixture.means[0].tolist(), mixture.scales[0].tolist(), strict=True):
-            alpha = 0.25 + 0.75 * min(1.0, 2 * weight)
-            style = {"fill": False, "edgecolor": "tab:red", "linewidth": 1.5, "alpha": alpha}
-            axis.add_patch(ellipse(mean[:2], 4 * scale[0], 4 * scale[1], **style))
+    axis.scatter(*points[seen].T, s=3, c="tab:blue", linewidths=0)
+    weights = mixture.logits[0].softmax(-1)
+    for weight, mean, scale in zip(weights.tolist(), mixture.means[0].tolist(), mixture.scales[0].tolist(), strict=True):
+        style = {"fill": False, "edgecolor": "tab:red", "linewidth": 1.5, "alpha": 0.25 + 0.75 * min(1.0, 2 * weight)}
+        axis.add_patch(ellipse(mean[:2], 4 * scale[0], 4 * scale[1], **style))
     axis.set(xlim=(-6, 6), ylim=(-6, 6), xticks=[], yticks=[], aspect="equal")
     axis.set_title(title, fontsize=8)
-
-
-def streams_gif(models: dict[str, SetModel], drawn: Sample, frames: int = 24) -> bytes:
-    """The predicted mixtures while points arrive, as an animation."""
-    figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=(9, 2.45 * len(models)), squeeze=False)
-    figure.subplots_adjust(0.04, 0.02, 0.99, 0.94, 0.05, 0.15)
-    orders = {kind: stream_order(kind, drawn.labels[0], torch.Generator().manual_seed(0)) for kind in STREAMS}
-    pairs = [(name, kind) for name in models for kind in STREAMS]
-    predicted = {(name, kind): list(predictions(models[name], drawn.points[0], orders[kind])) for name, kind in pairs}
-
-    def draw(frame: int) -> None:
-        for row, name in zip(axes, models, strict=True):
-            for axis, kind in zip(row, STREAMS, strict=True):
-                turn = max(0, round((frame + 1) / frames * len(orders[kind])) - 1)
-                seen = torch.cat(orders[kind][: turn + 1])
-                draw_mixture(axis, drawn.points[0], predicted[name, kind][turn], f"{kind} stream", seen)
-            row[0].set_ylabel(name, fontsize=9)
-
-    return animate(figure, draw, frames)
 
 
 def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: int = 512) -> tuple[Any, bytes]:
     """Add a table, a figure (a row per model, a column per stream) and an animation of one set; returns the latter two."""
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
+    orders = {kind: stream_order(kind, drawn.labels[0], torch.Generator().manual_seed(0)) for kind in STREAMS}
     size = 2.3 * len(STREAMS), 2.6 * len(models)
     figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=size, constrained_layout=True, squeeze=False)
+    pairs = [(name, kind) for name in models for kind in STREAMS]
+    predicted = {(name, kind): list(predictions(models[name], drawn.points[0], orders[kind])) for name, kind in pairs}
+
+    def draw(frame: int) -> None:
+        for axis, (name, kind) in zip(axes.flat, pairs, strict=True):
+            turn = max(0, round((frame + 1) / FRAMES * len(orders[kind])) - 1)
+            mixture, seen = predicted[name, kind][turn], torch.cat(orders[kind][: turn + 1])
+            title = f"{kind} stream, NLL {float(mixture.nll(drawn.points)):.2f}"
+            draw_mixture(axis, drawn.points[0], seen, mixture, title)
+        for row, name in zip(axes, models, strict=True):
+            row[0].set_ylabel(name, fontsize=9)
+
+    gif = animate(figure, draw, FRAMES)  # the figure shows the last frame now
     rows = []
-    for row, (name, model) in zip(axes, models.items(), strict=True):
-        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
-        nlls = [float(end.nll(drawn.points)) for end in ends.values()]
-        for axis, (kind, end), nll in zip(row, ends.items(), nlls, strict=True):
-            draw_mixture(axis, drawn.points[0], end, f"{kind} stream, NLL {nll:.2f}")
-        row[0].set_ylabel(name, fontsize=9)
-        rows.append([name, *(f"{nll:.3f}" for nll in nlls), f"{disagreement(ends, drawn.points):.1e}"])
-    gif, oracle = streams_gif(models, drawn), float(drawn.oracle())
+    for name in models:
+        ends = {kind: predicted[name, kind][-1] for kind in STREAMS}
+        nlls = [f"{float(end.nll(drawn.points)):.3f}" for end in ends.values()]
+        rows.append([name, *nlls, f"{disagreement(ends, drawn.points):.1e}"])
+    note = f"NLL; the oracle's is {float(drawn.oracle()):.3f}."
     page.section("Four streams of one set")
-    page.table(["model", *(f"{kind} stream" for kind in STREAMS), "disagreement"], rows, f"NLL; the oracle's is {oracle:.3f}.")
+    page.table(["model", *(f"{kind} stream" for kind in STREAMS), "disagreement"], rows, note)
     page.figure(figure, "predicted mixture of each model at the end of each stream")
     page.picture(gif, "gif", "predicted mixtures while points arrive")
     return figure, gif
 
 
-def by_steps(runs: Group) -> dict[int, Group]:
-    """Runs with the same number of steps together: others cannot be compared."""
-    return dict(sorted(group_by(runs, lambda run: run.config.steps).items()))
-
-
-def add_results(page: Page, runs: Group) -> None:
-    """NLL, gap and memory of every kind of run."""
-    task, oracle = runs[0].task_as(Clustering), runs[0].metrics["oracle"]
-
-    def kilobytes(group: Group) -> str:
-        model, points = group[0].model(), torch.randn(1, 8, task.dim)
-        return f"{kept_bytes(lambda: model.head(model.encoder(points)).means.sum(), model.parameters()) / 1024:.0f}"
-
-    columns = CONSISTENT | {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
-    columns |= {"kB kept for 8 points": kilobytes} | SEEDS | STEPS
-    note = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}. The oracle's NLL on them is {oracle:.3f}."
-    add_runs(page, by_label(runs), columns, f"{note} ± over seeds.", order=mean_of("gap"))
-
-
-def curves_figure(runs: Group) -> Any:
-    """The gap against the step, one line per run, one colour per kind of run."""
-    figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
-    for number, (label, group) in enumerate(by_label(runs).items()):
-        style = {"color": f"C{number % 10}", "linestyle": ["-", "--", ":"][number // 10 % 3]}
-        for run in group:
-            axis.plot(*run.curve("gap"), **style, linewidth=1)
-        axis.plot([], [], **style, label=label)
-    axis.set(xlabel="step", ylabel="gap", yscale="log")
-    figure.legend(loc="outside right upper", fontsize=6)
-    return figure
-
-
 def add_report(page: Page, runs: Group) -> None:
-    """Tables and figures of finished runs, each kind of mixtures in its own section; streams of the best 2-D models."""
+    """A table and learning curves for each kind of mixtures; streams of the best models of four clusters in the plane."""
     for options, same_task in group_by(runs, lambda run: json.dumps(run.config.task_options, sort_keys=True)).items():
+        task, oracle = same_task[0].task_as(Clustering), same_task[0].metrics["oracle"]
         page.section("Results" if options == "{}" else f"Results with {options}")
-        add_results(page, same_task)
-        for steps, same_steps in by_steps(same_task).items():
-            page.figure(curves_figure(same_steps), f"gap to the oracle during training, {steps:,} steps")
-    shown = {}
-    for name in ("umbc+set-transformer", "set-transformer"):
-        candidates = [run for run in runs if run.config.model == name and run.task_as(Clustering).dim == 2]
-        best = min(candidates, key=lambda run: run.metrics["gap"], default=None)
-        if best is not None and best.task_as(Clustering).clusters == 4:
-            shown[name] = best.model()
-    if shown:
-        add_streams(page, shown)
+        nlls = {"NLL": metric("nll"), "gap to oracle": metric("gap"), "NLL given whole sets": metric("nll_whole")}
+        note = f"Test sets of {task.test_points:,} points in chunks of {task.test_chunk}. ± over seeds."
+        note += f" The oracle's NLL on them is {oracle:.3f}."
+        add_results(page, same_task, nlls, note, "gap", ylabel="gap to the oracle", yscale="log")
+    tasks = [(run, run.task_as(Clustering)) for run in runs if run.config.model in SHOWN]
+    shown = [run for run, task in tasks if (task.dim, task.clusters) == (2, 4)]
+    best = {run.config.model: run for run in sorted(shown, key=lambda run: run.metrics["gap"], reverse=True)}
+    if best:
+        add_streams(page, {name: best[name].model() for name in SHOWN if name in best})

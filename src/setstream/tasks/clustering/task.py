@@ -28,9 +28,7 @@ class Clustering(Task):
     """Mixtures of Gaussians.
 
     Args:
-        points: points in a training set.
         variant: how mixtures are drawn, `released` or `text` (see `mixtures.py`).
-        test_points: points in a test set.
         test_sets: the number of test sets; a fifth of them is used during training.
         test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
     """
@@ -66,11 +64,9 @@ class Clustering(Task):
     @cached_property
     def tests(self) -> list[Sample]:
         """The test sets, in batches: the same for every model and seed."""
-        batches = []
-        for start in range(0, self.test_sets, TEST_BATCH):
-            generator = torch.Generator().manual_seed(mix(self.test_seed, start, 3))
-            batches.append(self.draw(min(TEST_BATCH, self.test_sets - start), self.test_points, generator))
-        return batches
+        sizes = {start: min(TEST_BATCH, self.test_sets - start) for start in range(0, self.test_sets, TEST_BATCH)}
+        seeds = {start: torch.Generator().manual_seed(mix(self.test_seed, start, 3)) for start in sizes}
+        return [self.draw(size, self.test_points, seeds[start]) for start, size in sizes.items()]
 
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """NLL, oracle and gap, with sets in chunks; for models that are not consistent, also the NLL with whole sets."""

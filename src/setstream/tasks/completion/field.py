@@ -21,12 +21,9 @@ STREAMED_FROM = 16_384
 
 
 class Waves(nn.Module):
-    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p in [0, 1]².
+    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p: (..., n) to (..., 4 count + n).
 
     Layers on plain places are smooth functions of them: large images need the waves for their details.
-
-    >>> Waves(3)(torch.rand(7, 5)).shape
-    torch.Size([7, 17])
     """
 
     def __init__(self, count: int) -> None:
@@ -34,9 +31,6 @@ class Waves(nn.Module):
         self.count = count
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows (..., 2 + any) to (..., 4 count + 2 + any)."""
-        if self.count == 0:
-            return rows
         angles = rows[..., :2].unsqueeze(-1) * (torch.pi * 2.0 ** torch.arange(self.count, device=rows.device))
         waves = torch.cat([angles.sin().flatten(-2), angles.cos().flatten(-2)], -1)
         return torch.cat([waves.to(rows.dtype), rows], -1)
@@ -76,14 +70,13 @@ class Decoder(GaussianDecoder):
 
 
 class PixelLoss(nn.Module):
-    """The negative log-likelihood of each pixel, summed over its channels: rows of (place, values)."""
+    """The negative log-likelihood (B, T) of each pixel, summed over its channels; targets (B, T, 2 + channels)."""
 
     def __init__(self, decoder: GaussianDecoder) -> None:
         super().__init__()
         self.decoder = decoder
 
     def forward(self, read: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, T) of targets (B, T, 2 + channels)."""
         places, values = targets.split([2, self.decoder.channels], dim=-1)
         mean, scale = self.decoder(read, places)
         return F.gaussian_nll_loss(mean, values, scale.square(), full=True, reduction="none").sum(-1)

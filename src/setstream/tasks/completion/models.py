@@ -7,6 +7,7 @@ wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `wave
 
 `init` is the initialisation of phi and the decoder, which the paper does not give: torch's default ("torch"), with which
 features shrink from layer to layer, or He's ("he"), which keeps their size. Slots that see nearly equal features learn slowly.
+`smallest_scale`, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
 
 `umbc+anchors`: slots initialised as places of the image; each attends to its surroundings, each place to the slots near it.
 
@@ -44,8 +45,6 @@ from setstream.tasks.registry import Builder, ShippedModels, variants
 
 # As in the paper's appendix.
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-#: As in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
-SMALLEST_SCALE = 0.1
 # s_h of the first and of the last head; it grows by a constant factor from head to head.
 WIDEST, NARROWEST = 0.25, 2.0
 # width, options of the pool -> the pool, and the body after it
@@ -56,7 +55,7 @@ def completion_model(
     parts: Callable[..., Parts],
     channels: int = 3,
     width: int = WIDTH,
-    smallest_scale: float = SMALLEST_SCALE,
+    smallest_scale: float = 0.1,
     waves: int = 0,
     init: str = "torch",
     **options: Any,
@@ -109,12 +108,7 @@ def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> 
 
 
 def spread(count: int) -> Tensor:
-    """Places (count, 2) evenly over [0, 1]², for any count: the R2 low-discrepancy sequence.
-
-    >>> spread(2)
-    tensor([[0.3774, 0.2849],
-            [0.1323, 0.8548]])
-    """
+    """Places (count, 2) evenly over [0, 1]², for any count: the R2 low-discrepancy sequence."""
     plastic = 1.324717957244746  # the root of x³ = x + 1
     multiples = torch.arange(count, dtype=torch.float64, device="cpu").unsqueeze(1) + 0.5  # not every device has float64
     steps = torch.tensor([plastic**-1, plastic**-2], dtype=torch.float64, device="cpu")
@@ -163,34 +157,19 @@ class AnchoredDecoder(GaussianDecoder):
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def anchored_slots(anchors: Tensor, waves: int, width: int, heads: int) -> UMBC:
-    """The pool over features (B, N, 4 waves + width), one slot per anchor (K, 2): (B, K, width)."""
-    used = 4 * waves
-    pool = UMBC(used + width, len(anchors), slot_dim=used, out_dim=width, heads=heads, slot_norm=False, norm_after=True)
-    with torch.no_grad():
-        pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
-    begin_near(pool.query, pool.key, head_sizes(heads), used)
-    return pool
-
-
 def umbc_anchors(
-    channels: int = 3,
-    width: int = WIDTH,
-    smallest_scale: float = SMALLEST_SCALE,
-    waves: int = 4,
-    init: str = "he",
-    num_slots: int = SLOTS,
+    channels: int = 3, width: int = WIDTH, smallest_scale: float = 0.1, waves: int = 4, init: str = "he", num_slots: int = SLOTS
 ) -> SetModel:
-    """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it.
-
-    `init` is for phi, and for the decoder's layers after its attention.
-    """
+    """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it."""
     if not 1 <= waves <= width // HEADS // 4:
         raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")
-    anchors, features = spread(num_slots), AnchoredFeatures(waves, width, channels)
-    pool = anchored_slots(anchors, waves, width, HEADS)
+    anchors, features, used = spread(num_slots), AnchoredFeatures(waves, width, channels), 4 * waves
+    pool = UMBC(used + width, num_slots, slot_dim=used, out_dim=width, heads=HEADS, slot_norm=False, norm_after=True)
+    with torch.no_grad():
+        pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
+    begin_near(pool.query, pool.key, head_sizes(HEADS), used)
     decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
-    for module in (features, decoder.rest):
+    for module in (features, decoder.rest):  # not the decoder's attention
         initialise(module, init)
     body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
     return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))

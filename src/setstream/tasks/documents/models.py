@@ -5,7 +5,8 @@
 Word vectors are those of the pretrained model, `learned` further or `frozen` (the option `words`). deepsets, sse, umbc+bert and
 umbc+anchors+bert (without the two layers) see a document as a multiset of words, in any chunks. tobert and longformer read
 words in order and need the whole document: their phi is the table of words alone, they are wrapped in `ChunkMean`, and train
-with full gradients. `init` is the initialisation of phi's layers and of three-layer decoders: torch's or He's (see nn/mlp.py).
+with full gradients. `pooled` is cls, or the mean over the slots; `depth` is the number of phi's layers; `init` is their
+initialisation, and that of three-layer decoders: torch's or He's (see nn/mlp.py).
 
 `umbc+anchors+bert`: slots that are initialised as clusters of words; each attends to the words of a document in its cluster.
 
@@ -39,22 +40,15 @@ SHARPNESS = 10.0
 ROUNDS = 5
 
 
-def table(words: Tensor, kind: str) -> nn.Embedding:
-    """The vectors of all words, learned or frozen."""
-    if kind not in WORDS:
-        raise ConfigurationError(f"words must be {' or '.join(WORDS)}; got {kind!r}")
-    return nn.Embedding.from_pretrained(words.clone(), freeze=kind == "frozen")
-
-
 class WordFeatures(nn.Module):
     """phi of the models of multisets: the table, a layer norm, `depth` layers, computed once per distinct word."""
 
-    def __init__(self, words: Tensor, kind: str, depth: int = 2, init: str = "torch") -> None:
+    def __init__(self, words: nn.Embedding, depth: int = 2, init: str = "torch") -> None:
         super().__init__()
         if depth < 0:
             raise ConfigurationError(f"depth, the number of phi's layers, must be at least 0; got {depth}")
-        self.width = words.shape[1]
-        self.words, self.norm, self.layers = table(words, kind), nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
+        self.width = words.embedding_dim
+        self.words, self.norm, self.layers = words, nn.LayerNorm(self.width), mlp([self.width] * (1 + depth))
         initialise(self.layers, init)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -64,15 +58,12 @@ class WordFeatures(nn.Module):
 
 
 class Shared(NamedTuple):
-    """The parts that all models share: a pretrained model, the number of labels, the kind of word vectors, and the dropout."""
+    """What all models share: a pretrained model, the number of labels, the table of words, and the dropout."""
 
     read: lm.Pretrained
     labels: int
-    words: str
+    words: nn.Embedding
     dropout: float
-
-    def features(self, depth: int = 2, init: str = "torch") -> WordFeatures:
-        return WordFeatures(self.read.words, self.words, depth, init)
 
     def classifier(self, width: int) -> nn.Sequential:
         return nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width, self.labels))
@@ -93,7 +84,7 @@ class Shared(NamedTuple):
 
     def read_in_order(self, reader: lm.SegmentReader | lm.WholeReader) -> SetModel:
         """A reader of whole documents after the table of words alone, and the classifier."""
-        phi, language = nn.Sequential(OrderedDict(words=table(self.read.words, self.words))), reader.language
+        phi, language = nn.Sequential(OrderedDict(words=self.words)), reader.language
         return SetModel(SetEncoder(phi, ChunkMean(reader, language.width)), self.classifier(language.out_width))
 
 
@@ -101,7 +92,11 @@ def document_model(
     parts: Builder, labels: int, bert: str = "minilm", words: str = "learned", dropout: float = DROPOUT, **options: Any
 ) -> SetModel:
     """One of the models below, with the options that all of them share."""
-    return parts(Shared(lm.read_pretrained(bert), labels, words, dropout), **options)
+    if words not in WORDS:
+        raise ConfigurationError(f"words must be {' or '.join(WORDS)}; got {words!r}")
+    read = lm.read_pretrained(bert)
+    table = nn.Embedding.from_pretrained(read.words.clone(), freeze=words == "frozen")
+    return parts(Shared(read, labels, table, dropout), **options)
 
 
 def word_clusters(words: Tensor, count: int) -> Tensor:
@@ -118,30 +113,15 @@ def word_clusters(words: Tensor, count: int) -> Tensor:
     return centres
 
 
-@torch.no_grad()
-def word_slots(words: Tensor, num_slots: int, activation: str = "softmax") -> UMBC:
-    """The pool over normalised vectors of these words, (B, N, width) to (B, num_slots, width)."""
-    width = words.shape[1]
-    pool = UMBC(width, num_slots, activation=activation, slot_norm=False, norm_after=True)
-    pool.slots.mean.copy_(word_clusters(words, num_slots))
-    begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / width**0.5]), width)
-    pool.value.weight.copy_(torch.eye(width))
-    nn.init.zeros_(pool.value.bias)
-    return pool
-
-
 def deepsets(shared: Shared, init: str = "torch", pool: str = "mean") -> SetModel:
     """Mean pooling, three layers."""
-    phi = shared.features(init=init)
+    phi = WordFeatures(shared.words, init=init)
     return SetModel(SetEncoder(phi, DeepSets(pool, phi.width)), shared.three_layers(phi.width, init))
 
 
 def sse(shared: Shared, init: str = "torch", num_slots: int = SLOTS, normalise: bool = True, **options: Any) -> SetModel:
-    """The Slot Set Encoder, the mean of its slots, three layers.
-
-    Without `normalise`, the weights of a word sum to one over the slots, and the mean over the slots is a sum of the words.
-    """
-    phi = shared.features(init=init)
+    """The Slot Set Encoder, the mean of its slots (without `normalise`, a sum of the words), three layers."""
+    phi = WordFeatures(shared.words, init=init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "pool": "mean"}
     pool = SSE(phi.width, num_slots, normalise=normalise, **(defaults | options))
     return SetModel(SetEncoder(phi, pool), shared.three_layers(phi.width, init))
@@ -150,26 +130,24 @@ def sse(shared: Shared, init: str = "torch", num_slots: int = SLOTS, normalise: 
 def umbc_bert(
     shared: Shared, init: str = "torch", num_slots: int = SLOTS, pooled: str = "cls", depth: int = 2, **options: Any
 ) -> SetModel:
-    """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer.
-
-    `pooled` is cls, or the mean over the slots; `depth` the number of phi's layers.
-    """
-    phi = shared.features(depth, init)
+    """UMBC with slot-sigmoid and layer norm, BERT without positions on [CLS] and the slots, dropout, a linear layer."""
+    phi = WordFeatures(shared.words, depth, init)
     defaults: dict[str, Any] = {"slot_dim": SLOT_DIM, "activation": "slot-sigmoid", "norm_after": True}
     pool = UMBC(phi.width, num_slots, **(defaults | options))
     return SetModel(SetEncoder(phi, pool), shared.slots_reader(num_slots, pooled))
 
 
 def umbc_anchors_bert(
-    shared: Shared,
-    init: str = "torch",
-    num_slots: int = SLOTS,
-    pooled: str = "mean",
-    depth: int = 0,
-    activation: str = "softmax",
+    shared: Shared, init: str = "torch", num_slots: int = SLOTS, pooled: str = "mean", depth: int = 0, **options: Any
 ) -> SetModel:
     """Slots initialised as clusters of words, the same BERT on them, the mean of its outputs, dropout, a linear layer."""
-    phi, pool = shared.features(depth, init), word_slots(shared.read.words, num_slots, activation)
+    phi = WordFeatures(shared.words, depth, init)
+    pool = UMBC(phi.width, num_slots, slot_norm=False, norm_after=True, **options)
+    begin_near(pool.query, pool.key, torch.tensor([SHARPNESS / phi.width**0.5]), phi.width)
+    with torch.no_grad():
+        pool.slots.mean.copy_(word_clusters(shared.read.words, num_slots))
+        pool.value.weight.copy_(torch.eye(phi.width))
+        pool.value.bias.zero_()
     return SetModel(SetEncoder(phi, pool), shared.slots_reader(num_slots, pooled))
 
 

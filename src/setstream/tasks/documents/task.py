@@ -2,9 +2,12 @@
 
 loss = mean over documents of  - Σ_l ( y_l log σ(z_l) + (1 - y_l) log(1 - σ(z_l)) )          z_l: the logit of label l
 ŷ_l  = [ σ(z_l) ≥ τ ]          τ = 0.5, or the τ with the best micro F1 on the validation documents
+F1   = 2 TP / (2 TP + FP + FN)
+
+Micro F1 counts over all documents and labels. Macro F1 is the mean over labels of each label's F1; a label that is neither
+present nor predicted counts 0. Intervals are bootstraps over documents.
 """
 
-import statistics
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,7 +21,6 @@ from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
 from setstream.tasks.documents.corpora import eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import tokenizer_of
-from setstream.tasks.documents.metrics import best_threshold, f1_scores, intervals, summary
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
 from setstream.training.seeds import in_epochs
@@ -27,6 +29,52 @@ from setstream.training.task import Batch, Encode, Task
 #: For each corpus: words of the shortest document, and training documents that a label needs.
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
 TEST_BATCH = 8
+
+
+def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Micro and macro F1 of bool (D, L); with weights (R, D) of documents, the number of times each counts, R of each."""
+    weight = torch.ones(1, len(truth)) if weight is None else weight
+    hits = weight @ (predicted & truth).float()  # (R, L)
+    total = weight @ (predicted.float() + truth.float())  # 2 TP + FP + FN
+    micro = 2 * hits.sum(1).double() / total.sum(1).double().clamp(min=1)
+    return micro, (2 * hits.double() / total.double().clamp(min=1)).mean(1)
+
+
+def best_threshold(scores: Tensor, truth: Tensor) -> float:
+    """The threshold with the highest micro F1, halfway between two neighbouring scores."""
+    order = scores.flatten().double().sort(descending=True)
+    hits = truth.flatten()[order.indices].double().cumsum(0)
+    taken = torch.arange(1, len(hits) + 1, dtype=torch.float64)
+    micro = 2 * hits / (taken + truth.sum())
+    values = order.values
+    ends = torch.cat([values[1:] < values[:-1], torch.tensor([True])])  # equal scores are taken together
+    best = int(micro.masked_fill(~ends, -1.0).argmax())
+    below = float(values[best + 1]) if best + 1 < len(values) else 0.0
+    return (float(values[best]) + below) / 2
+
+
+def intervals(predicted: Tensor, truth: Tensor, draws: int = 1000, seed: int = 0, level: float = 0.95) -> dict[str, float]:
+    """Bootstrap intervals of micro and macro F1 over documents: `micro_f1_low`, `micro_f1_high` and so on."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = []
+    for start in range(0, draws, 100):
+        index = torch.randint(len(truth), (min(100, draws - start), len(truth)), generator=generator)
+        weight = torch.zeros(index.shape).scatter_add_(1, index, torch.ones(index.shape))
+        scores.append(f1_scores(predicted, truth, weight))
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    result = {}
+    for name, values in zip(("micro_f1", "macro_f1"), zip(*scores, strict=True), strict=True):
+        result[f"{name}_low"], result[f"{name}_high"] = torch.quantile(torch.cat(values), ends).tolist()
+    return result
+
+
+def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]:
+    """Micro and macro F1 at 0.5 and at a tuned threshold."""
+    metrics = {"threshold": threshold}
+    for suffix, limit in (("", 0.5), ("_tuned", threshold)):
+        micro, macro = f1_scores(scores >= limit, truth)
+        metrics |= {f"micro_f1{suffix}": float(micro), f"macro_f1{suffix}": float(macro)}
+    return metrics
 
 
 @dataclass(eq=False)
@@ -38,8 +86,7 @@ class Documents(Task):
         folder: where the corpus is; required for eurlex, possible for rfcs and pubmed.
         bert: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
         fewest_words: words of the shortest document that is used; by default 200 for reuters, 0 for others.
-        label_minimum: training documents that a label needs; by default 20 for reuters, 30 for rfcs, 50 for pubmed, and 0 (all
-            labels) for eurlex.
+        label_minimum: training documents that a label needs; by default 20 (reuters), 30 (rfcs), 50 (pubmed), 0 (eurlex: all).
         inverted: eurlex with its sections in reverse order, as in the paper; False: in their order.
         longest: read at most this many tokens at the beginning of a document; None: all.
         test_chunk: words per chunk in a test.
@@ -102,21 +149,6 @@ class Documents(Task):
     @property
     def splits(self) -> dict[str, Split]:
         return self._labelled[1]
-
-    def statistics(self) -> dict[str, float]:
-        """Sizes of the corpus: documents, labels, words."""
-        used = [index for split in self.splits.values() for index in split.index]
-        lengths = [self.tokens.length(index) for index in used]
-        numbers: dict[str, float] = {
-            "documents": len(self.tokens.about),
-            "without a kept label": len(self.tokens.about) - len(used),
-        }
-        numbers |= {name: len(split.index) for name, split in self.splits.items()} | {"labels": len(self.labels)}
-        carried = torch.cat([split.labels for split in self.splits.values()]).sum(1).float()
-        numbers |= {"labels per document": float(carried.mean())}
-        numbers |= {"words, mean": statistics.mean(self.tokens.about[index]["words"] for index in used)}
-        numbers |= {"tokens, mean": statistics.mean(lengths), "tokens, median": statistics.median(lengths)}
-        return numbers | {"tokens, most": max(lengths)}
 
     def documents(self, indices: list[int]) -> list[Tensor]:
         """The token ids of documents, up to `longest` of each."""

@@ -14,7 +14,6 @@ A document without a kept label is left out, and counted.
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -41,9 +40,6 @@ class Tokens:
     offsets: np.ndarray
     about: list[dict[str, Any]]
 
-    def __len__(self) -> int:
-        return len(self.about)
-
     def document(self, index: int, longest: int | None = None) -> Tensor:
         """The ids of one document, or its `longest` first ones: (N,) int64."""
         return torch.from_numpy(self.ids[self.offsets[index] : self.offsets[index + 1]][:longest].astype(np.int64))
@@ -53,43 +49,41 @@ class Tokens:
 
 
 def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
-    """The corpus as token ids, from the cache if it is there."""
+    """The corpus as token ids, from the cache if it is there; otherwise all documents are tokenised, in batches."""
     tables = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     digest = hashlib.sha256(f"{corpus.stamp}\n{tables}".encode()).hexdigest()[:12]
     folder = cache_folder() / f"tokens-{corpus.name}-{digest}"
     if not folder.is_dir():
-        _make(corpus, tokenizer, folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            made = Path(temporary) / "made"
+            _write(corpus, tokenizer, made)
+            try:
+                os.rename(made, folder)  # the folder appears when it is complete
+            except OSError:  # another process may have finished it
+                if not folder.is_dir():
+                    raise
     about = json.loads((folder / "documents.json").read_text())
     return Tokens(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "offsets.npy"), about)
 
 
-def _make(corpus: Corpus, tokenizer: Any, target: Path) -> None:
-    """Tokenise all documents in batches; the folder appears when it is complete."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _write(corpus: Corpus, tokenizer: Any, folder: Path) -> None:
+    folder.mkdir()
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        folder = Path(temporary) / "made"
-        folder.mkdir()
-        about, lengths = [], []
-        with (Path(temporary) / "flat").open("wb") as file:
-            documents = iter(corpus.read())
-            while batch := list(islice(documents, BATCH)):
-                texts = [document.text for document in batch]
-                for ids in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
-                    np.asarray(ids, dtype).tofile(file)
-                    lengths.append(len(ids))
-                about += [{"id": d.id, "labels": d.labels, "split": d.split, "words": len(d.text.split())} for d in batch]
-        if not sum(lengths):
-            raise DataError(f"{corpus.name}: all documents are empty")
-        np.save(folder / "tokens.npy", np.memmap(Path(temporary) / "flat", dtype, "r"))
-        np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
-        (folder / "documents.json").write_text(json.dumps(about))
-        try:
-            os.rename(folder, target)
-        except OSError:
-            if not target.is_dir():
-                raise
-            shutil.rmtree(folder)  # another process has finished it
+    about, lengths, flat = [], [], folder.with_name("flat")
+    with flat.open("wb") as file:
+        documents = iter(corpus.read())
+        while batch := list(islice(documents, BATCH)):
+            texts = [document.text for document in batch]
+            for ids in tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]:
+                np.asarray(ids, dtype).tofile(file)
+                lengths.append(len(ids))
+            about += [{"id": d.id, "labels": d.labels, "split": d.split, "words": len(d.text.split())} for d in batch]
+    if not sum(lengths):
+        raise DataError(f"{corpus.name}: all documents are empty")
+    np.save(folder / "tokens.npy", np.memmap(flat, dtype, "r"))
+    np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
+    (folder / "documents.json").write_text(json.dumps(about))
 
 
 @dataclass(frozen=True)
@@ -113,17 +107,13 @@ def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, S
         most = max(counts.values(), default=0)
         raise DataError(f"no label has {label_minimum} training documents (the most frequent has {most}): lower label_minimum")
     columns = {name: column for column, name in enumerate(names)}
+    carried = [[columns[label] for label in about["labels"] if label in columns] for about in tokens.about]
     splits = {}
     for split in ("train", "val", "test"):
-        carried = {
-            index: [columns[label] for label in about["labels"] if label in columns]
-            for index, about in enumerate(tokens.about)
-            if about["split"] == split and tokens.length(index)
-        }
-        kept = [index for index in carried if carried[index]]
-        if not kept:
+        used = [i for i, about in enumerate(tokens.about) if about["split"] == split and tokens.length(i) and carried[i]]
+        if not used:
             raise DataError(f"no document of the split {split} has one of the {len(names)} labels: lower label_minimum")
-        splits[split] = Split(kept, torch.zeros(len(kept), len(names), dtype=torch.bool))
-        for row, index in enumerate(kept):
+        splits[split] = Split(used, torch.zeros(len(used), len(names), dtype=torch.bool))
+        for row, index in enumerate(used):
             splits[split].labels[row, carried[index]] = True
     return names, splits

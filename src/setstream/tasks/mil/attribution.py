@@ -17,7 +17,7 @@ confident model is saturated, and its gradients are noise.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import cast
+from itertools import dropwhile
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,10 @@ from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.nn import PMA, SAB, GatedAttention
 from setstream.pools import UMBC, ChunkMean, HierarchicalSSE, Parallel, Projected
-from setstream.pools.base import Pool
 from setstream.sets.source import SetSource
 from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
 
-#: The names of the scores.
 SCORES = ("evidence", "alone", "attention", "instance")
 #: Features (n, in_dim) to one number (n,) for each.
 Weigh = Callable[[Tensor], Tensor]
@@ -56,13 +54,11 @@ class Scores:
 def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, scores: Collection[str] | None = None) -> Scores:
     """The logits of a bag and the scores of its elements, in the order of the source.
 
-    Args:
-        model: a trained bag classifier.
-        source: the bag.
-        chunk_size: elements per chunk.
-        scores: the names of the scores to compute (see `SCORES`); all that the model has by default.
+    `scores` are the names of the scores to compute (see `SCORES`), by default all that the model has.
     """
     encoder, pool = model.encoder, model.encoder.pool
+    streams = dict(pool.pools.items()) if isinstance(pool, Parallel) else {}
+    bag, instance = streams.get("bag", pool), streams.get("instance")
     device = encoder.device or torch.device("cpu")
     with evaluating(model):
         pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
@@ -70,16 +66,15 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
             state = encoder.empty(1)
             for chunk in source.chunks(chunk_size):
                 state = encoder.update(state, chunk.to(device)[None])
-            logits, attention = model.finalize(state), _streamed_attention(pool, state)
+            logits, attention = model.finalize(state), _attention(bag, state if bag is pool else state.select("bag"))
         elif not len(source):
             raise DataError(f"{source.id or 'this bag'} has no elements, and this model needs at least one")
         else:
             whole = torch.cat(list(pieces))
-            logits, attention, pieces = model.head(pool(whole[None])), _whole_attention(pool), (rows for rows in [whole])
-        rules = {"alone": _alone(model)} | ({} if attention is None else {"attention": attention})
-        stream = pool.pools["instance"] if isinstance(pool, Parallel) and "instance" in pool.pools else None
-        if isinstance(stream, Projected):
-            rules["instance"] = lambda features: stream.module(features)[:, 0]
+            logits, attention, pieces = model.head(pool(whole[None])), _attention(bag, None), (rows for rows in [whole])
+        rules = {"alone": _alone(model, bag)} | ({} if attention is None else {"attention": attention})
+        if isinstance(instance, Projected):
+            rules["instance"] = lambda features: instance.module(features)[:, 0]
         known = [name for name in SCORES if name in rules or name == "evidence"]
         missing = [name for name in scores or () if name not in known]
         if missing:
@@ -96,49 +91,28 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         return Scores(logits[0].cpu(), {name: torch.cat(values) for name, values in parts.items()})
 
 
-def _alone(model: SetModel) -> Weigh:
-    """The bag logit of each element as a bag with one element."""
+def _alone(model: SetModel, bag: nn.Module) -> Weigh:
+    """The bag logit of each element as a bag with one element; `bag` is the pool of the bag stream."""
     pool, head = model.encoder.pool, model.head
-    bag = _bag_pool(pool)
-    # Whether all slots of a bag with one element hold its value, and the head counts equal slots as one.
+    # If all slots of such a bag are equal, and only attention mixes them up to the seeds that read them, they count as one.
+    blocks = head.decoder if isinstance(head, BagHead) and isinstance(head.decoder, nn.Sequential) else nn.Sequential()
+    reader = next(dropwhile(lambda block: isinstance(block, SAB | nn.Dropout), blocks), None)
     equal_slots = type(bag) is UMBC and bag.activation.normalise and not bag.slot_residual
-    if isinstance(bag, UMBC) and equal_slots and isinstance(head, BagHead) and _ignores_repeats(head.decoder):
-        return lambda features: head.decoder(bag.norm(bag.value(features)).unsqueeze(1))[:, -1]
-    return lambda features: torch.cat([model.head(pool(rows.unsqueeze(1)))[:, -1] for rows in features.split(SINGLES)])
+    if isinstance(bag, UMBC) and equal_slots and isinstance(reader, PMA):
+        return lambda features: blocks(bag.norm(bag.value(features)).unsqueeze(1))[:, -1]
+    return lambda features: torch.cat([head(pool(rows.unsqueeze(1)))[:, -1] for rows in features.split(SINGLES)])
 
 
-def _ignores_repeats(decoder: nn.Module) -> bool:
-    """Whether only attention mixes the slots, up to the seeds that read them: equal slots then count as one."""
-    for module in decoder if isinstance(decoder, nn.Sequential) else ():
-        if isinstance(module, PMA):
-            return True
-        if not isinstance(module, SAB | nn.Dropout):
-            return False
-    return False
-
-
-def _bag_pool(pool: Pool) -> Pool:
-    """The pool of the bag stream."""
-    return cast(Pool, pool.pools["bag"]) if isinstance(pool, Parallel) and "bag" in pool.pools else pool
-
-
-def _streamed_attention(pool: Pool, state: State) -> Weigh | None:
-    """Mean weights over heads and slots; None if the model has none, or equal ones for all elements."""
-    bag = _bag_pool(pool)
+def _attention(bag: nn.Module, state: State | None) -> Weigh | None:
+    """Mean weights over heads and slots, given the state of a consistent pool; None if there are none, or all are equal."""
+    whole = bag.module if isinstance(bag, ChunkMean) else None
+    if isinstance(whole, BothStreams):
+        return lambda features: whole.dsmil.streams(features[None])[2][0].mean(-1)
+    if isinstance(whole, GatedAttention):
+        return lambda features: whole(features[None], return_attention=True)[1][0]
     first = bag.first if isinstance(bag, HierarchicalSSE) else bag
-    if not isinstance(first, UMBC):
+    if state is None or not isinstance(first, UMBC):
         return None
     if first.activation.name.startswith("slot-") and not first.activation.normalise:
         return None  # the weights of each element sum to one over the slots
-    bag_state = state if bag is pool else state.select("bag")
-    return lambda features: first.attention(features[None], bag_state)[0].mean((0, 1))
-
-
-def _whole_attention(pool: Pool) -> Weigh | None:
-    bag = _bag_pool(pool)
-    module = bag.module if isinstance(bag, ChunkMean) else None
-    if isinstance(module, BothStreams):
-        return lambda features: module.dsmil.streams(features[None])[2][0].mean(-1)
-    if isinstance(module, GatedAttention):
-        return lambda features: module(features[None], return_attention=True)[1][0]
-    return None
+    return lambda features: first.attention(features[None], state)[0].mean((0, 1))

@@ -10,9 +10,8 @@ the same sizes and the same other images.
 `OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
 """
 
-from collections.abc import Sequence
-from copy import copy
-from typing import Any, ClassVar, Self, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +24,8 @@ from setstream.models.model import SetModel
 from setstream.nn.backbones import Backbone, small
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.pools import DeepSets
-from setstream.tasks.mil.bags import Bags
 from setstream.tasks.mil.models import phi_of
-from setstream.tasks.mil.task import Bag, Mil
+from setstream.tasks.mil.task import Bag, Bags, Mil
 from setstream.tasks.registry import Builder
 from setstream.training.seeds import mix
 from setstream.training.task import Batch, Encode, Task
@@ -48,13 +46,7 @@ def splits() -> dict[str, Images]:
 
 
 class NeedleBags(Sequence[Tensor]):
-    """Bags of images, or of their features, assembled at each use; those with odd numbers are positive.
-
-    >>> images = Images(torch.arange(100).view(100, 1), torch.arange(100) % 10)
-    >>> bags = NeedleBags(images.pixels, images.classes, count=4, needle=3, others=(0, 1, 2), rate=0.01, seed=0)
-    >>> [int((bag % 10 == 3).sum()) == max(1, round(0.01 * len(bag))) * (i % 2) for i, bag in enumerate(bags)]
-    [True, True, True, True]
-    """
+    """Bags of images, or of their features, assembled at each use; those with odd numbers are positive."""
 
     def __init__(
         self, elements: Tensor, classes: Tensor, *, count: int, needle: int, others: Sequence[int], rate: float, seed: int
@@ -70,27 +62,20 @@ class NeedleBags(Sequence[Tensor]):
         return self.total
 
     def __getitem__(self, number: Any) -> Any:
+        return self.elements[self.positions(number)]
+
+    def positions(self, number: int) -> Tensor:
+        """Which of the elements are in a bag."""
         if not 0 <= number < self.total:
             raise IndexError(number)
         generator = torch.Generator().manual_seed(mix(self.seed, number, 13))
-        share = float(torch.rand((), generator=generator))
-        size = round(SMALLEST * (LARGEST / SMALLEST) ** share)
+        size = round(SMALLEST * (LARGEST / SMALLEST) ** float(torch.rand((), generator=generator)))
         chosen = self.others[torch.randint(len(self.others), (size,), generator=generator)]
         if number % 2:
             wanted = max(1, round(self.rate * size))
             places = torch.randperm(size, generator=generator)[:wanted]
             chosen[places] = self.needles[torch.randint(len(self.needles), (wanted,), generator=generator)]
-        return self.elements[chosen]
-
-    def of(self, elements: Tensor) -> Self:
-        """The same bags of other elements, such as the images' features."""
-        other = copy(self)
-        other.elements = elements
-        return other
-
-    @property
-    def labels(self) -> Tensor:
-        return torch.arange(self.total) % 2
+        return chosen
 
 
 class Needles(Mil):
@@ -98,8 +83,7 @@ class Needles(Mil):
 
     Args:
         rate: the share of needles in a positive bag, 0.001 to 0.005; at least one needle.
-        needle: the class of the needles: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship,
-            9 truck.
+        needle: their class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
         others: the classes of all other images.
         train_bags: training bags; half of all bags are positive.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
@@ -133,7 +117,7 @@ class Needles(Mil):
         for turn, (name, count) in enumerate((("train", train_bags), ("val", val_bags), ("test", test_bags))):
             seed, source = mix(bag_seed, turn), (elements[name], images[name].classes)
             bags.append(NeedleBags(*source, count=count, needle=needle, others=others, rate=rate, seed=seed))
-        self.train, self.validation, self.test = (Bags(part, part.labels) for part in bags)
+        self.train, self.validation, self.test = (Bags(part, torch.arange(len(part)) % 2) for part in bags)
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the models; the features of its backbone, if any, are standardised by images without needles."""
@@ -143,11 +127,12 @@ class Needles(Mil):
                 module.standardise(self.known)
         return built
 
-    def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
+    def probabilities(self, model: SetModel, bags: Iterable[Bag]) -> Tensor:
         """The probability of each bag. Bags share their images: each image goes through the backbone once."""
         phi = model.encoder.phi
         if isinstance(bags, NeedleBags) and isinstance(phi, nn.Sequential) and isinstance(phi[0], Backbone):
-            bags = bags.of(_features(phi[0], bags.elements.to(model.encoder.device)).cpu())
+            features = _features(phi[0], bags.elements.to(model.encoder.device)).cpu()
+            bags = (features[rows] for rows in map(bags.positions, range(len(bags))))
             model = SetModel(SetEncoder(phi[1:], model.encoder.pool), model.head).eval()
         return super().probabilities(model, bags)
 
@@ -158,11 +143,7 @@ def _features(net: nn.Module, pixels: Tensor) -> Tensor:
 
 
 class OtherClasses(Task):
-    """Classify images of the nine classes that are not needles, one image per set, to train the backbone of the needle bags.
-
-    Args:
-        needle: the class that is left out.
-    """
+    """Classify images of all classes but `needle`, one image per set, to train the backbone of the needle bags."""
 
     name = "other-classes"
     summary = "CIFAR-10 without one class, one image per set: a backbone for needle bags (accuracy)"
@@ -177,10 +158,8 @@ class OtherClasses(Task):
     models: ClassVar[dict[str, Builder]] = {"linear": _classifier}
 
     def __init__(self, needle: int = NEEDLE) -> None:
-        self.parts = {}
-        for name, images in splits().items():
-            kept = images.classes != needle
-            self.parts[name] = Images(images.pixels[kept], images.classes[kept])
+        kept = {name: (images, images.classes != needle) for name, images in splits().items()}
+        self.parts = {name: Images(images.pixels[rows], images.classes[rows]) for name, (images, rows) in kept.items()}
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images, half of them mirrored, all shifted by up to four pixels."""
@@ -197,10 +176,10 @@ class OtherClasses(Task):
     def loss(self, model: SetModel, batch: Batch, encode: Encode) -> Tensor:
         return F.cross_entropy(model.head(encode(model.encoder, batch["images"])), batch["class"])
 
+    @torch.no_grad()
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """Accuracy on the test images; if `quick`, on the validation images."""
         images, device = self.parts["val" if quick else "test"], model.encoder.device
-        with torch.no_grad():
-            logits = torch.cat([model(part.unsqueeze(1).to(device)).cpu() for part in images.pixels.split(1000)])
+        logits = torch.cat([model(part.unsqueeze(1).to(device)).cpu() for part in images.pixels.split(1000)])
         accuracy = float((logits.argmax(1) == images.classes).double().mean())
         return {"accuracy": accuracy, "error": 1 - accuracy}

@@ -31,8 +31,7 @@ def trained_backbone(name: str, weights: str | Path | None = None) -> nn.Module:
 
 def features_file(patches: Path, backbone: str, name: str) -> Path:
     """The file for the features of a slide, beside the folder of its patches."""
-    short = backbone.replace(":", "-").replace("/", "-")
-    return patches.parent / f"features_{short}" / f"{name}.h5"
+    return patches.parent / f"features_{backbone.replace(':', '-').replace('/', '-')}" / f"{name}.h5"
 
 
 def is_done(path: Path, source: SlideSource) -> bool:
@@ -59,7 +58,14 @@ def write_features(
     network = network.to(device)
     done = 0
     with evaluating(network), whole_or_nothing(path) as hidden, need("h5py").File(hidden, "w") as file:
-        width = _width(network, source.shape, device)
+        width = getattr(network, "out_dim", None)
+        if width is None:  # the width of the output for a black patch
+            output = network(torch.zeros(1, *source.shape, device=device))
+            if not isinstance(output, torch.Tensor) or output.dim() != 2:
+                got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+                shape = ", ".join(map(str, source.shape))
+                raise ShapeError(f"a backbone must turn patches (n, {shape}) into features (n, D); got {got}")
+            width = output.shape[1]
         features = file.create_dataset("features", (len(source), width), np.float32)
         features.attrs.update({"name": source.grid.name, "savetodir": str(path.parent), "encoder": encoder})
         for chunk in source.chunks(chunk_size):
@@ -78,22 +84,9 @@ def write_features(
     return done
 
 
-def _width(backbone: nn.Module, shape: tuple[int, ...], device: str | torch.device) -> int:
-    """The number of features: the backbone's `out_dim`, or the width of its output for a black patch."""
-    out_dim = getattr(backbone, "out_dim", None)
-    if out_dim is not None:
-        return int(out_dim)
-    output = backbone(torch.zeros(1, *shape, device=device))
-    if not isinstance(output, torch.Tensor) or output.dim() != 2:
-        got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise ShapeError(f"a backbone must turn patches (n, {', '.join(map(str, shape))}) into features (n, D); got {got}")
-    return int(output.shape[1])
-
-
 def slide_for(patches: Path, slides: dict[str, Path]) -> SlideSource:
     """The slide that a file of patches belongs to, as a source of bytes."""
-    grid = read_grid(patches)
-    name = patches.stem.removesuffix("_patches")
+    grid, name = read_grid(patches), patches.stem.removesuffix("_patches")
     if name not in slides:
         raise DataError(f"{patches}: there is no slide named {name} among the {len(slides)} given")
     return SlideSource(slides[name], grid, id=name, raw=True)

