@@ -257,12 +257,3 @@ def test_runs_wait_for_those_that_they_begin_with(tmp_path):
     (tmp_path / "bad.toml").write_text(text.replace('after = ["one"]', 'after = ["three"]'))
     with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that are defined above it"):
         read_sweep(tmp_path / "bad.toml", tmp_path)
-
-
-def test_benchmarks_are_the_scripts_that_are_there(tmp_path):
-    (tmp_path / "mine.py").write_text("import sys; print('ran'); sys.exit(int(sys.argv[1]))")
-    code, text = code_of("bench", "encode", "--folder", str(tmp_path))
-    assert code == 2
-    assert "there are mine" in " ".join(text.split())
-    assert code_of("bench", "mine", "--folder", str(tmp_path), "0")[0] == 0
-    assert code_of("bench", "mine", "--folder", str(tmp_path), "7")[0] == 7

@@ -362,8 +362,7 @@ def test_a_builder_of_ones_own_need_not_run_without_memory(tmp_path):
 
 
 def test_the_list_of_what_a_file_may_name_is_ours():
-    from setstream._utils.import_path import OURS
-    from setstream.training.registry import TASKS
+    from setstream._utils.import_path import OURS, TASKS
 
     assert {place for place in OURS if not place.endswith("[]")} == set(TASKS.values())
     package = Path(ss.__file__).parent

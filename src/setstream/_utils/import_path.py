@@ -19,21 +19,19 @@ from setstream.errors import ConfigurationError
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>\w+)(\[(?P<key>[^\]]+)\])?")
 #: What importing an object that does not exist raises.
 MISSING = (ImportError, AttributeError, ValueError, LookupError, TypeError)
-#: What a file may name: our tasks, and the entries of these mappings. (Backbones are named by their keys alone.)
-OURS = (
-    "setstream.tasks.clustering:Clustering",
-    "setstream.tasks.completion:Completion",
-    "setstream.tasks.documents:Documents",
-    "setstream.tasks.mil:Mil",
-    "setstream.tasks.mil.needles:Needles",
-    "setstream.tasks.mil.needles:OtherClasses",
-    "setstream.integrations.sklearn.network:MODELS[]",
-    "setstream.tasks.clustering.models:MODELS[]",
-    "setstream.tasks.clustering.released:MODELS[]",
-    "setstream.tasks.completion.models:MODELS[]",
-    "setstream.tasks.documents.models:MODELS[]",
-    "setstream.tasks.mil.models:MODELS[]",
-)
+#: Import paths of the tasks.
+TASKS = {
+    "clustering": "setstream.tasks.clustering:Clustering",
+    "completion": "setstream.tasks.completion:Completion",
+    "documents": "setstream.tasks.documents:Documents",
+    "mil": "setstream.tasks.mil:Mil",
+    "needles": "setstream.tasks.mil.needles:Needles",
+    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
+}
+TASK_MODELS = ("clustering.models", "clustering.released", "completion.models", "documents.models", "mil.models")
+#: What a file may name: our tasks, and the entries of our mappings of models. (Backbones are named by their keys alone.)
+OURS = (*TASKS.values(), "setstream.integrations.sklearn.network:MODELS[]")
+OURS += tuple(f"setstream.tasks.{module}:MODELS[]" for module in TASK_MODELS)
 # The file that is being followed, and the import paths that the caller lets it name; None: the caller names things.
 _followed: ContextVar[tuple[Path, frozenset[str]] | None] = ContextVar("followed", default=None)
 

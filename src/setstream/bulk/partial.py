@@ -5,7 +5,7 @@
 States of one set add up, wherever they were made; they are finalised once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from setstream.errors import DataError, NonFiniteError, ShapeError
 from setstream.models.encoder import SetEncoder
 from setstream.pools.base import AVERAGE
 from setstream.sets.layout import Packed
+from setstream.sets.partition import runs
 from setstream.states.state import State
 
 # Sets whose states are merged in one step: states of this many are in memory twice.
@@ -89,8 +90,8 @@ class PartialStates:
         position = merged = 0
         waiting: list[State] = []
         changed: dict[str, State] = {}
-        for first, last in _together(order.lengths, self.chunk_size):
-            lengths = order.lengths[first:last]
+        for run in runs(order.lengths, self.chunk_size):
+            lengths, last = order.lengths[run], run.stop
             if len(lengths) == 1:  # a large set by itself, chunk by chunk
                 if lengths[0] > self.chunk_size and encoder.pool.refuse_chunks(self.chunks):
                     raise encoder.pool.inconsistent()
@@ -123,15 +124,3 @@ def encode_share(
     for block in data.read_share(share, chunk_size):
         partial.add(block)
     return {name: state for name, state in partial.states.items() if name not in problems}, problems
-
-
-def _together(lengths: list[int], size: int) -> Iterator[tuple[int, int]]:
-    """Runs of sets with at most `size` elements together; larger sets alone."""
-    first, total = 0, 0
-    for number, length in enumerate(lengths):
-        if number > first and total + length > size:
-            yield first, number
-            first, total = number, 0
-        total += length
-    if lengths:
-        yield first, len(lengths)

@@ -10,7 +10,6 @@ from setstream.bulk.encode import EncodeOptions, encode_sets
 from setstream.cli.command import console, print_skipped
 from setstream.data import open_collection
 from setstream.tasks.loading import open_model
-from setstream.training.processes import choose_device
 
 
 def run_encode(
@@ -28,7 +27,7 @@ def run_encode(
 ) -> None:
     """Encode, and show elements per second; `options` are the fields of `EncodeOptions`."""
     chosen = EncodeOptions(**options)
-    network = open_model(model, builder, trust or []).to(choose_device(device))
+    network = open_model(model, builder, trust, device)
     collection = open_collection(data, set_column=set_column, columns=columns.split(",") if columns else None)
     sets, skipped = collection.check(skip_bad)
     began = time.monotonic()

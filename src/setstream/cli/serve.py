@@ -14,7 +14,6 @@ from setstream.serve.app import listen, make_server
 from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
 from setstream.stores.store import StateStore
 from setstream.tasks.loading import open_model
-from setstream.training.processes import choose_device
 
 
 def run_serve(
@@ -44,7 +43,7 @@ def run_serve(
     hosts = (*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or []))
     options = Options(tokens, hosts, max_body, max_elements, max_sets, max_waiting=max(16 * max_body, 256 * 2**20))
     torch.set_num_threads(threads)
-    network = open_model(model, builder, trust or []).to(choose_device(device))
+    network = open_model(model, builder, trust, device)
     with listen(host, port) as socket:
         try:
             opened = StateStore(states or states_of(model), network, chunks=chunks)

@@ -1,9 +1,9 @@
 """`setstream slides`: from whole-slide images to patches, features and heat maps."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from setstream._utils.atomic import whole_or_nothing, write_atomically
@@ -17,9 +17,6 @@ from setstream.tasks.loading import open_model
 from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
 from setstream.training.processes import choose_device
-
-# Rows of a table that are written at a time.
-ROWS = 4096
 
 
 def _bar() -> Progress:
@@ -92,14 +89,12 @@ def run_heatmap(
     score: str,
     table: str,
     chunk_size: int,
-    device: str,
-    builder: str | None,
-    trust: list[str] | None,
+    **opening: Any,
 ) -> None:
-    """Write a picture and a table of the scores of a slide's patches."""
+    """Write a picture and a table of the scores of a slide's patches; `opening` are options of `open_model`."""
     if table not in ("csv", "parquet", "h5"):
         raise ConfigurationError(f"the table must be csv, parquet or h5; got {table!r}")
-    network = open_model(model, builder, trust or []).to(choose_device(device))
+    network = open_model(model, **opening)
     source: SetSource
     if features_of is not None:
         source, grid = H5Source(features_of), wsi.read_grid(features_of)
@@ -120,12 +115,7 @@ def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any])
     """Write columns atomically as CSV, Parquet or HDF5 (which also keeps the attributes)."""
     with whole_or_nothing(path) as hidden:
         if path.suffix == ".csv":
-            with hidden.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                for start in range(0, max(map(len, columns.values())), ROWS):
-                    block = (values[start : start + ROWS].tolist() for values in columns.values())
-                    writer.writerows(zip(*block, strict=True))
+            np.savetxt(hidden, np.rec.fromarrays([*columns.values()]), "%s", ",", header=",".join(columns), comments="")
         elif path.suffix == ".parquet":
             need("pyarrow.parquet").write_table(need("pyarrow").table(columns), hidden)
         else:

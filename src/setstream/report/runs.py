@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from setstream._utils.import_path import find
+from setstream._utils.import_path import TASKS, find
 from setstream.errors import ConfigurationError
 from setstream.report.page import Page
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
-from setstream.training.registry import TASKS, SavedRun, read_run, task_class
+from setstream.training.registry import SavedRun, read_run, task_class
 from setstream.training.task import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task)

@@ -4,17 +4,13 @@
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
 from setstream.cli.command import AverageChunks, Builder, Config, Device, Model, Options, Trust, app, command, print_table
-from setstream.errors import ConfigurationError
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 
@@ -175,23 +171,6 @@ def demo(
     points: Annotated[int, Option(help="Points in the set.", min=16)] = 512,
 ) -> None:
     """Stream one set in four orders through two trained models, and compare their answers."""
-
-
-@app.command(
-    epilog="[bold]Examples[/bold]\n\nsetstream bench pooling\n\nsetstream bench memory --sizes 1000 100000 --modes full exact",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def bench(
-    context: typer.Context,
-    name: Annotated[str, Argument(help="pooling, step, memory, variance, io, scale, ...: a script in the folder.")],
-    folder: Annotated[Path, Option(help="The folder of benchmarks in a checkout of setstream.")] = Path("benchmarks"),
-) -> None:
-    """Run one of the benchmarks; further options are passed to it."""
-    script = folder / f"{name}.py"
-    if not script.is_file():
-        names = ", ".join(sorted(file.stem for file in folder.glob("*.py"))) or "none: run this in a checkout of setstream"
-        raise ConfigurationError(f"there is no benchmark {script}; there are {names}")
-    raise typer.Exit(subprocess.run([sys.executable, str(script), *context.args], check=False).returncode)
 
 
 @app.command()
