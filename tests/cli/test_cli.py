@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from setstream.cli.app import app, run
 from setstream.cli.command import WORK
+from setstream.cli.commands import app, run
 from setstream.cli.commands.main import CATALOGUE
 from setstream.cli.sweep import next_run, read_sweep
 from setstream.errors import ConfigurationError
@@ -48,7 +48,7 @@ def test_help_and_the_lists_of_names_do_not_import_torch():
     code = """
 import sys
 from typer.testing import CliRunner
-from setstream.cli.app import app
+from setstream.cli.commands import app
 for arguments in (["--help"], ["--version"], ["tasks"], ["models"], ["models", "mil"], *eval(sys.argv[1])):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0 and done.output, (arguments, done.output)

@@ -232,7 +232,7 @@ def test_a_run_folders_options_run_nothing(tmp_path, monkeypatch, options):
     ],
 )
 def test_no_command_runs_what_a_run_folder_names(tmp_path, monkeypatch, command):
-    from setstream.cli.app import app
+    from setstream.cli.commands import app
 
     monkeypatch.chdir(tmp_path)
     run_folder(tmp_path / "run", task="tests.models.builders:Marks")

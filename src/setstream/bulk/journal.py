@@ -36,9 +36,7 @@ class Journal:
         self.database.executescript(TABLES)
         before = self._meta("job")
         if before is not None and json.loads(before) != run:
-            raise ConfigurationError(
-                f"{path}: is the journal of another run ({before}); finish that run, or delete the journal"
-            )
+            raise ConfigurationError(f"{path} is the journal of another run ({before}); finish that run, or delete the journal")
         if before is None:
             self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(run),))
         #: The sets that are left out, and why; and those since the last commit.

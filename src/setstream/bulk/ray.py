@@ -78,7 +78,7 @@ def ray_states(
 
 
 def encode_on_ray(
-    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress | None = None
+    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress = lambda *done: None
 ) -> None:
     """Encode all shares, in rounds. What a round adds is committed at once, so a killed run goes on after its last round."""
     shares = data.shares(SHARE, journal.skip)
@@ -88,9 +88,8 @@ def encode_on_ray(
                 stop = min(start + ROUND, len(shares))
                 states = ray_states(encoder, data, shares[start:stop], workers, options.chunk_size)
                 journal.commit(_added(states, journal), stop)
-                if progress is not None:
-                    done = shares[:stop]
-                    progress(sum(share.elements for share in done), sum(share.units for share in done))
+                done = shares[:stop]
+                progress(sum(share.elements for share in done), sum(share.units for share in done))
     journal.arrange(data.output_order)
 
 

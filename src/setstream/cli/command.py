@@ -6,8 +6,11 @@
 
 The work gets the flags as keyword arguments of the same names. Its module is imported when the command is run, and only then:
 torch takes seconds to import, and `--help` does not need it.
+
+Exit codes: 0 done, 1 a failure, 2 invalid options, 3 a loss that was not finite, 130 interrupted (and saved).
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
@@ -20,20 +23,20 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Argument, Option
 
+from setstream import __version__
 from setstream._utils.optional import need
+from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
 
 console, error_console = Console(highlight=False), Console(highlight=False, stderr=True)
 # Flags that several commands share.
 Config = Annotated[Path | None, Option(help="Options in a TOML, YAML or JSON file; flags take precedence.")]
-Options = Annotated[
-    list[str] | None, Option("-o", "--option", help="NAME=VALUE, task.NAME=VALUE or model.NAME=VALUE; may be repeated.")
-]
+Words = list[str] | None
+Options = Annotated[Words, Option("-o", "--option", help="NAME=VALUE, task.NAME=VALUE or model.NAME=VALUE; may be repeated.")]
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Model = Annotated[str, Argument(help="A run folder, a saved model's folder, a shipped model's name, or package.module:name.")]
 Builder = Annotated[str | None, Option(help="For your own saved model: the function that builds it, package.module:name.")]
 Trust = Annotated[
-    list[str] | None,
-    Option(help="package.module:name of your own task, backbone or builder that the folder's config.json may name."),
+    Words, Option(help="package.module:name of your own task, backbone or builder that the folder's config.json may name.")
 ]
 AverageChunks = Annotated[
     str | None, Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error.")
@@ -76,3 +79,30 @@ def command(
         return group.command(epilog=epilog)(run)
 
     return declare
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        console.print(__version__)
+        raise typer.Exit
+
+
+Version = Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")]
+
+
+@app.callback()
+def common_options(version: Version = False) -> None:
+    """Options before the command."""
+
+
+def run() -> None:
+    """Run the command line; errors of setstream become a message and an exit code."""
+    sys.path.insert(0, "")  # a user's task, given as module:Class, may be in the current folder
+    try:
+        app()
+    except SetstreamError as error:
+        title, code = "error", 2 if isinstance(error, ConfigurationError) else 1
+        if isinstance(error, NonFiniteError):
+            title, code = "not finite", 3
+        error_console.print(f"[red]{title}:[/red] {escape(str(error))}", soft_wrap=True)
+        sys.exit(code)

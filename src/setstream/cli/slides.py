@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from setstream._utils.atomic import whole_or_nothing, write_atomically
 from setstream._utils.optional import need
-from setstream.cli.command import console, print_skipped
+from setstream.cli.command import Words, console, print_skipped
 from setstream.data import H5Source
 from setstream.data import slides as wsi
 from setstream.errors import ConfigurationError, DataError
@@ -24,9 +24,7 @@ def _bar() -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console)
 
 
-def run_patch(
-    slides: Path, out: Path, images: bool, workers: int, without: list[str] | None, skip_bad: bool, **grid: Any
-) -> None:
+def run_patch(slides: Path, out: Path, images: bool, workers: int, without: Words, skip_bad: bool, **grid: Any) -> None:
     """Write the coordinates of patches; `grid` are the options of `GridOptions`."""
     options = wsi.GridOptions(**grid)
     paths = wsi.find_slides(slides, without or ())
@@ -47,7 +45,7 @@ def run_features(
     weights: str | None,
     chunk_size: int,
     device: str,
-    without: list[str] | None,
+    without: Words,
     skip_bad: bool,
 ) -> None:
     """Write the features of the patches of every slide that has none yet."""

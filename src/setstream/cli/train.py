@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.progress import Progress
 
-from setstream.cli.command import console, print_table
+from setstream.cli.command import Words, console, print_table
 from setstream.errors import ConfigurationError
 from setstream.training import Trainer
 from setstream.training.config import TrainConfig, read_options
@@ -85,9 +85,7 @@ def run_evaluate(folder: Path, option: list[str] | None, device: str, as_json: b
         print_table(("metric", "value"), [(name, f"{value:.5f}") for name, value in metrics.items()])
 
 
-def run_crossval(
-    task: str, model: str, out: Path, config: Path | None, folds: int, repeats: int, option: list[str] | None
-) -> None:
+def run_crossval(task: str, model: str, out: Path, config: Path | None, folds: int, repeats: int, option: Words) -> None:
     """Train and test every fold of every repeat, then print means and intervals."""
     options = build_config(config, {"task": task, "model": model}, ["tensorboard=false", *(option or [])])
     with Progress(console=console) as bar:

@@ -20,9 +20,8 @@ def check_set(x: Tensor, dim: int, mask: Tensor | None, module: nn.Module) -> Te
     if mask is None:
         return x
     if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
-        raise MaskError(
-            f"{name} takes a bool mask {tuple(x.shape[:2])}, True for real elements; got {mask.dtype} {tuple(mask.shape)}"
-        )
+        expected, got = tuple(x.shape[:2]), tuple(mask.shape)
+        raise MaskError(f"{name} takes a bool mask {expected}, True for real elements; got {mask.dtype} {got}")
     return x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 

@@ -20,6 +20,7 @@ SLACK = 8.0  # units in the last place of the largest value that are always allo
 SLACK_DOUBLE = 256.0  # a float64 model has no wider reference: it is compared with its own one-shot result
 GROSSLY_WRONG = 0.1  # a larger error of the one-shot result is not rounding
 Model = SetEncoder | SetModel
+Mask = Tensor | None
 
 
 def allowed_error(one_shot: float, dtype: torch.dtype, slack: float = SLACK) -> float:
@@ -113,9 +114,7 @@ def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> 
 
 
 @torch.no_grad()
-def check_mini_batch_consistency(
-    model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
-) -> float:
+def check_mini_batch_consistency(model: Model, sets: Sets, mask: Mask = None, *, trials: int = 5, seed: int = 0) -> float:
     """Every partition of the sets gives the answer of the whole: in chunks of equal size, and `trials` random ones.
 
     >>> import torch, setstream as ss
@@ -137,9 +136,7 @@ def check_mini_batch_consistency(
 
 
 @torch.no_grad()
-def check_permutation_invariance(
-    model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
-) -> float:
+def check_permutation_invariance(model: Model, sets: Sets, mask: Mask = None, *, trials: int = 5, seed: int = 0) -> float:
     """The order of the elements does not matter.
 
     >>> import torch, setstream as ss
@@ -185,9 +182,7 @@ def check_merge(model: Model, sets: Sets, mask: Tensor | None = None, *, trials:
 
 
 @torch.no_grad()
-def check_slot_equivariance(
-    model: SetEncoder, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0
-) -> float:
+def check_slot_equivariance(model: SetEncoder, sets: Sets, mask: Mask = None, *, trials: int = 3, seed: int = 0) -> float:
     """Reordering the slots reorders the rows of z and does nothing else. For pools that have `permute_slots_`.
 
     >>> import torch, setstream as ss

@@ -10,7 +10,19 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from setstream.cli.command import AverageChunks, Builder, Config, Device, Model, Options, Trust, app, command, print_table
+from setstream.cli.command import (
+    AverageChunks,
+    Builder,
+    Config,
+    Device,
+    Model,
+    Options,
+    Trust,
+    Words,
+    app,
+    command,
+    print_table,
+)
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 
@@ -40,9 +52,7 @@ def train(
     device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
     threads: Annotated[int | None, Option(help="Threads on a CPU.")] = None,
     amp: Annotated[str | None, Option(help="Mixed precision: none or bf16.")] = None,
-    parallel: Annotated[
-        str | None, Option(help="Under torchrun: data (each process has some sets) or set (a part of every set).")
-    ] = None,
+    parallel: Annotated[str | None, Option(help="Under torchrun: data (some sets each) or set (a part of every set).")] = None,
     option: Options = None,
     resume: Annotated[bool, Option(help="Resume a run in this folder.")] = True,
 ) -> None:
@@ -69,7 +79,7 @@ def crossval(
 @command("setstream.cli.train:run_evaluate", "setstream evaluate runs/umbc -o task.test_sets=2000")
 def evaluate(
     folder: Annotated[Path, Argument(help="A run folder.")],
-    option: Annotated[list[str] | None, Option("-o", "--option", help="task.NAME=VALUE; may be repeated.")] = None,
+    option: Annotated[Words, Option("-o", "--option", help="task.NAME=VALUE; may be repeated.")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, Option("--json", help="Print JSON, for scripts.")] = False,
     trust: Trust = None,
@@ -129,18 +139,13 @@ def encode(
 )
 def serve(
     model: Model = "umbc+set-transformer",
-    states: Annotated[
-        str | None,
-        Option(help="A file (SQLite), or postgresql://... when several servers share them.", show_default="MODEL.db"),
-    ] = None,
+    states: Annotated[str | None, Option(help="A file or postgresql://... (several servers).", show_default="MODEL.db")] = None,
     builder: Builder = None,
     trust: Trust = None,
     host: Annotated[str, Option(help="Address to bind to. The default is reachable from this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[Path | None, Option(help="File of bearer tokens, one per line; or set SETSTREAM_TOKENS.")] = None,
-    allow_host: Annotated[
-        list[str] | None, Option(help="A host name to answer to. Default: all names; on loopback, only its own.")
-    ] = None,
+    allow_host: Annotated[Words, Option(help="A host name to answer to. Default: all; on loopback, only its own.")] = None,
     max_body: Annotated[int, Option(help="Bytes per request.", min=1)] = 16 * 2**20,
     max_elements: Annotated[int, Option(help="Elements per request.", min=1)] = 100_000,
     max_sets: Annotated[int, Option(help="Sets in the store.", min=1)] = 1_000_000,
