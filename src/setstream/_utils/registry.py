@@ -64,18 +64,13 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
 
 def _sources(component: str) -> str:
     """The system's own sources of Debian, with another component."""
-    folder = Path("/etc/apt")
-    stanzas = []
-    for path in [*sorted(folder.glob("sources.list.d/*.sources")), folder / "sources.list"]:
-        for part in (path.read_text() if path.is_file() else "").split("\n\n"):
-            lines = [line for line in part.splitlines() if line and not line.startswith("#")]
-            fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-            if path.suffix == ".sources" and "deb" in fields.get("Types", []) and "main" in fields.get("Components", []):
-                kept = [line for line in lines if not line.startswith("Components:")]
-                stanzas.append("\n".join([*kept, f"Components: {component}"]))
-            elif path.suffix == ".list":
-                sources = re.findall(r"^deb +(?:\[[^]]*\] +)?(\S+://\S+) +(\S+).* main", "\n".join(lines), re.M)
-                stanzas += [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {component}" for uri, suite in sources]
+    files = sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))
+    parts = [part.strip() for file in files for part in file.read_text().split("\n\n")]
+    pattern = re.compile(r"^Components:.*\bmain\b.*", re.M)
+    stanzas = [pattern.sub(f"Components: {component}", part) for part in parts if pattern.search(part)]
+    lines = Path("/etc/apt/sources.list")
+    sources = re.findall(r"(?m)^deb +(?:\[[^]]*\] +)?(\S+://\S+) +(\S+).* main", lines.read_text() if lines.is_file() else "")
+    stanzas += [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {component}" for uri, suite in sources]
     if not stanzas:
         raise DataError("this needs a system with Debian's package sources in /etc/apt; there are none")
     return "\n\n".join(stanzas) + "\n"

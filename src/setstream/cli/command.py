@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typer import Argument, Option
 
@@ -31,6 +32,8 @@ console, error_console = Console(highlight=False), Console(highlight=False, stde
 # Flags that several commands share.
 Config = Annotated[Path | None, Option(help="Options in a TOML, YAML or JSON file; flags take precedence.")]
 Words = list[str] | None
+Text = str | None
+File = Path | None
 Options = Annotated[Words, Option("-o", "--option", help="NAME=VALUE, task.NAME=VALUE or model.NAME=VALUE; may be repeated.")]
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Model = Annotated[str, Argument(help="A run folder, a saved model's folder, a shipped model's name, or package.module:name.")]
@@ -56,9 +59,20 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], title: st
     console.print(table)
 
 
+def progress_bar() -> Progress:
+    """A bar whose tasks have a field `note`."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    return Progress(*columns, TimeElapsedColumn(), console=console)
+
+
 def print_skipped(problem: str) -> None:
     """Say that something was left out, and why."""
     console.print(f"[yellow]skipped[/yellow] {escape(problem)}", soft_wrap=True)
+
+
+def pop_opening(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the flags that are options of `open_model`, and return them."""
+    return {name: flags.pop(name) for name in ("builder", "trust", "device")}
 
 
 def command(

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.nn.attention import check_set
+from setstream.nn.set_transformer import check_set
 
 OUTPUTS = ("best", "all")
 SMALLEST_VARIANCE = 1e-6

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.nn.attention import check_set
+from setstream.nn.set_transformer import check_set
 
 
 class FSPool(nn.Module):

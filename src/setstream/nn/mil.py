@@ -11,7 +11,7 @@ Network for Whole Slide Image Classification with Self-supervised Contrastive Le
 import torch
 from torch import Tensor, nn
 
-from setstream.nn.attention import check_set
+from setstream.nn.set_transformer import check_set
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:

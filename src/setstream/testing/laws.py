@@ -145,11 +145,11 @@ def check_permutation_invariance(model: Model, sets: Sets, mask: Mask = None, *,
     True
     """
     subject = Subject(model, sets, mask, seed)
-    largest = 0.0
+    errors = [0.0]
     for trial in range(trials):
         shuffled = [x[torch.randperm(len(x), generator=subject.generator).to(x.device)] for x in subject.sets]
-        largest = max(largest, subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
-    return largest
+        errors.append(subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
+    return max(errors)
 
 
 @torch.no_grad()

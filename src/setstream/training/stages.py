@@ -58,9 +58,8 @@ def begin_with(model: nn.Module, place: str, frozen: list[str]) -> None:
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
     """adam, adamw or sgd; weight decay for matrices only, not for biases, norms and other vectors; fused where possible."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed, others = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
-    decays = ((decayed, config.weight_decay), (others, 0.0))
-    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in decays if parameters]
+    kinds = (([p for p in trained if p.dim() > 1], config.weight_decay), ([p for p in trained if p.dim() <= 1], 0.0))
+    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in kinds if parameters]
     fused = device.type in ("cpu", "cuda")
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, config.lr, momentum=config.beta1, fused=fused)

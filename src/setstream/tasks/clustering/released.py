@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn import DiffEM, FSPool
-from setstream.nn.attention import check_heads
 from setstream.nn.mlp import mlp
+from setstream.nn.set_transformer import check_heads
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
 from setstream.pools.base import Pool
 from setstream.tasks.clustering.models import HEADS, WIDTH, Masked, MixtureHead
