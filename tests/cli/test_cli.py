@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 from setstream.cli.command import WORK
 from setstream.cli.commands import app, run
 from setstream.cli.commands.main import CATALOGUE
-from setstream.cli.sweep import next_run, read_sweep
+from setstream.cli.serve import states_of
+from setstream.cli.sweep import combinations, next_run, read_sweep
+from setstream.cli.train import assignments
 from setstream.errors import ConfigurationError
 from setstream.training.record import read_metrics
 from tests.cli.write_catalogue import catalogue_text
@@ -257,3 +259,18 @@ def test_runs_wait_for_those_that_they_begin_with(tmp_path):
     (tmp_path / "bad.toml").write_text(text.replace('after = ["one"]', 'after = ["three"]'))
     with pytest.raises(ConfigurationError, match="two comes after \\['three'\\]: name runs that are defined above it"):
         read_sweep(tmp_path / "bad.toml", tmp_path)
+
+
+def test_options_are_json_or_texts():
+    options = assignments(["lr=0.01", "amp=true", "model.num_slots=16", "model.slots=learned"])
+    assert options == {"lr": 0.01, "amp": True, "model_options": {"num_slots": 16, "slots": "learned"}}
+
+
+def test_each_combination_of_values_is_a_run():
+    runs = combinations({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
+    assert runs == [{"name": "full-0", "seed": 0}, {"name": "full-1", "seed": 1}]
+
+
+def test_each_model_has_a_file_for_its_states():
+    names = ("runs/mine", "package.module:make", "umbc+set-transformer")
+    assert [states_of(name) for name in names] == ["mine.db", "make.db", "umbc+set-transformer.db"]

@@ -38,15 +38,7 @@ _followed: ContextVar[tuple[Path, frozenset[str]] | None] = ContextVar("followed
 
 @contextmanager
 def named_by_file(file: Path, trust: Iterable[str] = ()) -> Iterator[None]:
-    """Within this context, a file chooses what is built: parts of setstream, and the import paths in `trust`.
-
-    >>> with named_by_file(Path("config.json"), trust=["math:pi"]):
-    ...     find("math:pi", "number")
-    ...     find("os:system", "backbone")
-    Traceback (most recent call last):
-    ...
-    setstream.errors.ConfigurationError: config.json names the backbone 'os:system', which is not part of setstream: ...
-    """
+    """Within this context, a file chooses what is built: parts of setstream, and the import paths in `trust`."""
     named = frozenset([trust] if isinstance(trust, str) else trust)
     if invalid := [place for place in named if PLACE.fullmatch(place) is None]:
         raise ConfigurationError(f"trust takes import paths, package.module:name; got {invalid[0]!r}")
@@ -63,13 +55,7 @@ def follows_file() -> bool:
 
 
 def find(place: str, what: str) -> Any:
-    """The object at `package.module:name`; `what` says in the error what it should be.
-
-    >>> find("math:pi", "number")
-    3.141592653589793
-    >>> find("setstream.tasks.clustering.models:MODELS[deepsets]", "model").__name__
-    'deepsets'
-    """
+    """The object at `package.module:name`; `what` says in the error what it should be."""
     if (followed := _followed.get()) and place not in followed[1] and re.sub(r"\[.*", "[]", place) not in OURS:
         raise ConfigurationError(
             f"{followed[0]} names the {what} {place!r}, which is not part of setstream: if you trust it, name it yourself, "

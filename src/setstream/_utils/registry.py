@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +34,8 @@ def fetch_npm(package: str, version: str) -> Path:
     return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], f"npm-{package}-{version}")
 
 
-def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bool]) -> Path:
-    """The `wanted` files of Debian packages, in a folder of the cache. The system's sources name the mirror.
+def fetch_debian(packages: list[str], component: str) -> Path:
+    """The files of Debian packages, in a folder of the cache. The system's sources name the mirror.
 
     A component that the system has not enabled (such as non-free) is read through separate lists; nothing is installed.
     """
@@ -51,13 +50,7 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
         for command in (["update"], ["download", *packages]):
             _run(["apt-get", "-q", *options, *command], folder / "debs", target)
         for archive in sorted((folder / "debs").glob("*.deb")):
-            with (
-                subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as opened,
-                tarfile.open(fileobj=opened.stdout, mode="r|") as file,
-            ):
-                for member in file:
-                    if member.isfile() and wanted(Path(member.name).name):
-                        file.extract(member, folder / "unpacked", filter="data")
+            _run(["dpkg-deb", "--extract", str(archive), "unpacked"], folder, target)
 
     return _once(target, unpack)
 

@@ -24,9 +24,7 @@ CREATE TABLE IF NOT EXISTS skipped (name TEXT PRIMARY KEY, reason TEXT NOT NULL)
 class Journal:
     """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out.
 
-    Args:
-        run: What identifies the run, as JSON values; a journal of another run is a ConfigurationError.
-        on_bad: Called with the reason for each set that is left out, also by an earlier run. Without it, such sets are errors.
+    `run` identifies the run; `on_bad` is called with the reason for each set left out; without it, such sets are errors.
     """
 
     def __init__(self, path: Path, run: dict[str, Any], on_bad: Callable[[str], None] | None = None) -> None:

@@ -25,14 +25,10 @@ BAD = (DataError, NonFiniteError, ShapeError)
 
 
 class PartialStates:
-    """The states of sets, to which blocks of elements are added.
+    """The states of sets, to which blocks of elements are added; `encoder` is in eval mode, `chunks` as in its `update`.
 
-    Args:
-        encoder: In eval mode.
-        chunk_size: Elements that are encoded in one step.
-        skip: Called with a set that cannot be read or encoded, and the reason. Its entry in `states` is then invalid.
-        earlier: The state that a set has before its first elements here; None if there is none.
-        chunks: As in `SetEncoder.update`.
+    `skip` is called with a set that cannot be read or encoded, and the reason; its entry in `states` is then invalid.
+    `earlier` gives the state that a set has before its first elements here; None if there is none.
     """
 
     @torch.no_grad()

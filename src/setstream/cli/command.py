@@ -41,7 +41,7 @@ Builder = Annotated[str | None, Option(help="For your own saved model: the funct
 Trust = Annotated[
     Words, Option(help="package.module:name of your own task, backbone or builder that the folder's config.json may name.")
 ]
-AverageChunks = Annotated[
+Average = Annotated[
     str | None, Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error.")
 ]
 #: The import path of each command's work.

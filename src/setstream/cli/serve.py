@@ -43,9 +43,5 @@ def run_serve(
 
 
 def states_of(model: str) -> str:
-    """The default file for the states of a model, in the current folder: models cannot share one.
-
-    >>> states_of("runs/mine"), states_of("package.module:make"), states_of("umbc+set-transformer")
-    ('mine.db', 'make.db', 'umbc+set-transformer.db')
-    """
+    """The default file for the states of a model, in the current folder: models cannot share one."""
     return f"{Path(model.rpartition(':')[2]).resolve().name}.db"

@@ -1,9 +1,8 @@
 """`setstream slides`: from whole-slide images to patches, features and heat maps."""
 
+import csv
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from setstream._utils.atomic import whole_or_nothing, write_atomically
 from setstream._utils.optional import need
@@ -92,7 +91,10 @@ def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any])
     """Write columns atomically as CSV, Parquet or HDF5 (which also keeps the attributes)."""
     with whole_or_nothing(path) as hidden:
         if path.suffix == ".csv":
-            np.savetxt(hidden, np.rec.fromarrays([*columns.values()]), "%s", ",", header=",".join(columns), comments="")
+            with hidden.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
         elif path.suffix == ".parquet":
             need("pyarrow.parquet").write_table(need("pyarrow").table(columns), hidden)
         else:

@@ -94,11 +94,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
 
 
 def combinations(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """One run, or one for every combination of the values under `each`.
-
-    >>> combinations({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
-    [{'name': 'full-0', 'seed': 0}, {'name': 'full-1', 'seed': 1}]
-    """
+    """One run, or one for every combination of the values under `each`."""
     template = dict(table)
     each = template.pop("each", {})
     if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):

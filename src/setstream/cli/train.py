@@ -36,11 +36,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def assignments(pairs: list[str]) -> dict[str, Any]:
-    """Options from NAME=VALUE, where a value is JSON or a text; `task.NAME` and `model.NAME` go to the task and the model.
-
-    >>> assignments(["lr=0.01", "amp=true", "model.num_slots=16", "model.slots=learned"])
-    {'lr': 0.01, 'amp': True, 'model_options': {'num_slots': 16, 'slots': 'learned'}}
-    """
+    """Options from NAME=VALUE, where a value is JSON or a text; `task.NAME` and `model.NAME` go to the task and the model."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")

@@ -17,7 +17,6 @@ from setstream.nn.set_transformer import check_set
 class FSPool(nn.Module):
     """Featurewise sort pooling: (B, N, dim) to (B, dim). Empty sets give zeros.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.FSPool(16)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 16])
     """

@@ -25,7 +25,6 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 class GatedAttention(nn.Module):
     """Gated attention pooling: (B, N, dim) to (B, dim), and the weights (B, N) on request.
 
-    >>> import torch, setstream as ss
     >>> z, weights = ss.nn.GatedAttention(16)(torch.randn(2, 10, 16), return_attention=True)
     >>> z.shape, torch.allclose(weights.sum(1), torch.ones(2))
     (torch.Size([2, 16]), True)
@@ -48,7 +47,6 @@ class GatedAttention(nn.Module):
 class DSMIL(nn.Module):
     """Dual-stream MIL: (B, N, dim) to logits (B, num_classes), and each class's weights (B, N, num_classes) on request.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.DSMIL(16, num_classes=2)(torch.randn(3, 10, 16)).shape
     torch.Size([3, 2])
     """

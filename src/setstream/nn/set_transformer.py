@@ -64,7 +64,6 @@ class MAB(nn.Module):
 
     The mask belongs to y.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.MAB(16)(torch.randn(2, 3, 16), torch.randn(2, 10, 16)).shape
     torch.Size([2, 3, 16])
     """
@@ -85,7 +84,6 @@ class MAB(nn.Module):
 class SAB(nn.Module):
     """Set attention block: (B, N, dim) to (B, N, dim), zero where masked.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.SAB(16)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 10, 16])
     """
@@ -102,7 +100,6 @@ class SAB(nn.Module):
 class ISAB(nn.Module):
     """Induced set attention block: (B, N, dim) to (B, N, dim), through num_inducing points; zero where masked.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.ISAB(16, num_inducing=4)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 10, 16])
     """
@@ -120,7 +117,6 @@ class ISAB(nn.Module):
 class PMA(nn.Module):
     """Pooling by multihead attention: (B, N, dim) to (B, num_seeds, dim).
 
-    >>> import torch, setstream as ss
     >>> ss.nn.PMA(16, num_seeds=2)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 2, 16])
     """
@@ -152,25 +148,15 @@ class SetTransformer(nn.Module):
         layer_norm: Normalise after each attention and each layer.
         dropout: Dropout before and after the pooling.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.SetTransformer(16, in_dim=2, num_seeds=4, out_dim=5)(torch.randn(3, 100, 2)).shape
     torch.Size([3, 4, 5])
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int = 4,
-        *,
-        in_dim: int | None = None,
-        out_dim: int | None = None,
-        num_blocks: int = 2,
-        num_inducing: int | None = None,
-        num_seeds: int = 1,
-        num_after: int | None = None,
-        layer_norm: bool = False,
+        self, dim: int, heads: int = 4, *, in_dim: int | None = None, out_dim: int | None = None, num_blocks: int = 2,
+        num_inducing: int | None = None, num_seeds: int = 1, num_after: int | None = None, layer_norm: bool = False,
         dropout: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.dim, self.in_dim = dim, dim if in_dim is None else in_dim
         options = (dim, heads) if num_inducing is None else (dim, heads, num_inducing)

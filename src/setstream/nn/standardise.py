@@ -22,7 +22,6 @@ from setstream.sets.source import ArraySource, SetSource
 class Standardise(nn.Module):
     """(x - mean) / scale, feature by feature: the first layer of a phi for features in different units.
 
-    >>> import torch, setstream as ss
     >>> sets = [torch.randn(50, 2) * torch.tensor([1000.0, 0.01]), torch.randn(7, 2)]
     >>> phi = torch.nn.Sequential(ss.nn.Standardise(2).fit(sets), torch.nn.Linear(2, 16), torch.nn.ReLU())
     >>> torch.allclose(phi[0](torch.cat(sets)).std(0, correction=0), torch.ones(2), atol=1e-4)

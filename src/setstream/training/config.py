@@ -16,13 +16,8 @@ from setstream.gradients.encode import GRADIENTS
 from setstream.pools.base import AVERAGE
 
 #: The allowed values of options that have few of them.
-CHOICES = {
-    "optimizer": ("adam", "adamw", "sgd"),
-    "schedule": ("constant", "step", "cosine"),
-    "gradient": GRADIENTS,
-    "parallel": ("data", "set"),
-    "amp": ("none", "bf16"),
-}
+CHOICES = {"optimizer": ("adam", "adamw", "sgd"), "schedule": ("constant", "step", "cosine"), "gradient": GRADIENTS}
+CHOICES |= {"parallel": ("data", "set"), "amp": ("none", "bf16")}
 POSITIVE = ("steps", "batch", "chunk_size", "grad_chunks", "threads", "log_every", "evaluate_every", "checkpoint_every")
 #: Options that may change when a run is resumed: they do not change what it computes.
 FREE = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}

@@ -23,13 +23,12 @@ def _under(name: str, prefixes: list[str]) -> bool:
 
 def freeze(model: nn.Module, prefixes: list[str]) -> None:
     """Switch off the gradient of parameters in these parts of the model."""
-    names = [name for name, _ in model.named_parameters()]
+    parameters = dict(model.named_parameters())
     for prefix in prefixes:
-        if not any(_under(name, [prefix]) for name in names):
-            parts = sorted({".".join(name.split(".")[:2]) for name in names})
+        if not (frozen := [parameters[name] for name in parameters if _under(name, [prefix])]):
+            parts = sorted({".".join(name.split(".")[:2]) for name in parameters})
             raise ConfigurationError(f"freeze: no parameter's name begins with {prefix!r}; there are {', '.join(parts)}")
-    for name, parameter in model.named_parameters():
-        if _under(name, prefixes):
+        for parameter in frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigurationError(f"freeze = {prefixes} leaves nothing to train")

@@ -10,19 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from setstream.cli.command import (
-    AverageChunks,
-    Builder,
-    Config,
-    Device,
-    Model,
-    Options,
-    Trust,
-    Words,
-    app,
-    command,
-    print_table,
-)
+from setstream.cli.command import Average, Builder, Config, Device, Model, Options, Trust, Words, app, command, print_table
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 
@@ -122,7 +110,7 @@ def encode(
     set_column: Annotated[str | None, Option(help="For tables: the column of set ids.")] = None,
     columns: Annotated[str | None, Option(help="For tables: the feature columns, separated by commas.")] = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out sets that cannot be read, and list them.")] = False,
-    chunks: AverageChunks = None,
+    chunks: Average = None,
     device: Device = "auto",
     builder: Builder = None,
     trust: Trust = None,
@@ -152,7 +140,7 @@ def serve(
     connections: Annotated[int, Option(help="Connections at the same time; at most half may be WebSockets.", min=1)] = 4096,
     grace: Annotated[int, Option(help="Seconds that open requests have to finish when the server stops.", min=1)] = 30,
     threads: Annotated[int, Option(help="Threads of the computation.", min=1)] = 1,
-    chunks: AverageChunks = None,
+    chunks: Average = None,
     device: Device = "auto",
     log_level: Annotated[str, Option(help="info (one line per request), warning or error.")] = "info",
 ) -> None:

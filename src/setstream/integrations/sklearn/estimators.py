@@ -38,7 +38,6 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     Args:
         class_weight: None, "balanced", or a dict. The other options are those of `SetEstimator`.
 
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> y = np.arange(40) % 2
     >>> bags = [rng.normal(size=(rng.integers(3, 9), 2)) + 3 * label for label in y]
@@ -112,7 +111,6 @@ def read_numbers(y: Any) -> np.ndarray:
 class SetRegressor(RegressorMixin, SetEstimator):
     """A regressor on sets of any size, of one number per set or several. Takes what `SetClassifier` takes.
 
-    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> y = rng.normal(size=60)
     >>> sets = [rng.normal(size=(20, 2)) + mean for mean in y]
@@ -170,7 +168,6 @@ class SetRegressor(RegressorMixin, SetEstimator):
 class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstimator):
     """Features (B, widths[-1]) of sets of any size, learned from labels if there are some, else from the sets alone.
 
-    >>> import numpy as np
     >>> from sklearn.linear_model import LogisticRegression
     >>> from sklearn.pipeline import make_pipeline
     >>> rng = np.random.default_rng(0)

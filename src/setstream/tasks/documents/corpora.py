@@ -106,11 +106,8 @@ def reuters(fewest_words: int = 200) -> Corpus:
 def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
     """The texts with a keyword, of Debian's doc-rfc packages or of a folder with rfcN.txt (or .txt.gz) and rfcN.json."""
 
-    def wanted(name: str) -> bool:
-        return RFC_TEXT.fullmatch(name) is not None or re.fullmatch(r"rfc\d+\.json", name) is not None
-
     def files() -> dict[str, tuple[Path, Path]]:
-        root = Path(folder) if folder else fetch_debian([f"doc-rfc-{kind}" for kind in RFC_KINDS], "non-free", wanted)
+        root = Path(folder) if folder else fetch_debian([f"doc-rfc-{kind}" for kind in RFC_KINDS], "non-free")
         texts = {match[1]: file for file in sorted(root.rglob("rfc*")) if (match := RFC_TEXT.fullmatch(file.name))}
         if not texts:
             raise DataError(f"{root}: expected files rfcN.txt or rfcN.txt.gz; there are none")
