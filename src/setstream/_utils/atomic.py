@@ -18,8 +18,7 @@ from pathlib import Path
 from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 
-#: Seconds without a write after which a hidden file counts as left over, from any machine.
-FORGOTTEN = 86_400.0
+FORGOTTEN = 86_400.0  # seconds without a write after which a hidden file counts as left over, from any machine
 #: The names of our hidden files; SQLite adds files beside one (-wal, -shm).
 HIDDEN = re.compile(r"\..*\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+\.writing(\.\w+)?(-\w+)?")
 _numbers = count()

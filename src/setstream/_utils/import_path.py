@@ -17,8 +17,7 @@ from typing import Any
 from setstream.errors import ConfigurationError
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>\w+)(\[(?P<key>[^\]]+)\])?")
-#: What importing an object that does not exist raises.
-MISSING = (ImportError, AttributeError, ValueError, LookupError, TypeError)
+MISSING = (ImportError, AttributeError, ValueError, LookupError, TypeError)  # if there is no such object
 #: Import paths of the tasks.
 TASKS = {
     "clustering": "setstream.tasks.clustering:Clustering",

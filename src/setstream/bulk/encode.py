@@ -111,9 +111,8 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
         yield from journal.states()
         return
     with StateStore(update, encoder) as earlier:
-        left = dict.fromkeys(earlier.ids())
+        left = dict.fromkeys(earlier.ids(), True)
         for name, state in journal.states():
-            known = name in left
-            left.pop(name, None)
+            known = left.pop(name, False)
             yield name, earlier.get(name) + state.to(encoder.device or torch.device("cpu")) if known else state
         yield from ((name, earlier.get(name)) for name in left)

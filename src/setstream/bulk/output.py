@@ -24,8 +24,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.state import State
 
-# Sets whose rows are made at a time.
-BATCH = 256
+BATCH = 256  # sets whose rows are made at a time
 
 
 def as_rows(output: Any) -> Tensor:

@@ -18,10 +18,8 @@ from setstream.sets.layout import Packed
 from setstream.sets.partition import runs
 from setstream.states.state import State
 
-# Sets whose states are merged in one step: states of this many are in memory twice.
-MERGED_TOGETHER = 256
-# Errors of a single set.
-BAD = (DataError, NonFiniteError, ShapeError)
+MERGED_TOGETHER = 256  # sets whose states are merged in one step: states of this many are in memory twice
+BAD = (DataError, NonFiniteError, ShapeError)  # errors of a single set
 
 
 class PartialStates:

@@ -20,10 +20,8 @@ from setstream.data.collection import SetCollection, Share
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
 
-# Elements in a share of a set that has a file of its own. Of a table, a row group is a share.
-SHARE = 2**18
-# Shares between two commits.
-ROUND = 4096
+SHARE = 2**18  # elements in a share of a set that has a file of its own; of a table, a row group is a share
+ROUND = 4096  # shares between two commits
 
 
 class _Worker:

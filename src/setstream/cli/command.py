@@ -38,14 +38,9 @@ Options = Annotated[Words, Option("-o", "--option", help="NAME=VALUE, task.NAME=
 Device = Annotated[str, Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Model = Annotated[str, Argument(help="A run folder, a saved model's folder, a shipped model's name, or package.module:name.")]
 Builder = Annotated[str | None, Option(help="For your own saved model: the function that builds it, package.module:name.")]
-Trust = Annotated[
-    Words, Option(help="package.module:name of your own task, backbone or builder that the folder's config.json may name.")
-]
-Average = Annotated[
-    str | None, Option(help="average: let a model that is not consistent average over the chunks of a set. Otherwise an error.")
-]
-#: The import path of each command's work.
-WORK: dict[Callable[..., None], str] = {}
+Trust = Annotated[Words, Option(help="package.module:name of your own task, backbone or builder that config.json may name.")]
+Average = Annotated[Text, Option(help="average: a model that is not consistent averages over chunks. Otherwise, an error.")]
+WORK: dict[Callable[..., None], str] = {}  # the import path of each command's work
 SUMMARY = "Encode sets of any size, in any chunks, to the same answer; train through all of it in constant memory."
 STYLE: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": "rich", "add_completion": False}
 app = typer.Typer(name="setstream", help=SUMMARY, pretty_exceptions_enable=False, **STYLE)

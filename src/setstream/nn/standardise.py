@@ -45,8 +45,7 @@ class Standardise(nn.Module):
         count, mean, moment = 0, *torch.zeros(2, len(self.mean), dtype=torch.float64)
         for run in runs(map(len, sources), chunk_size):  # small sets together, large ones in chunks
             for start in range(0, max(map(len, sources[run])), chunk_size):
-                parts = [one.read(start, min(start + chunk_size, len(one))).cpu().double() for one in sources[run]]
-                chunk = torch.cat(parts)
+                chunk = torch.cat([one.read(start, min(start + chunk_size, len(one))).cpu().double() for one in sources[run]])
                 added, total, centre = len(chunk), count + len(chunk), chunk.mean(0)
                 apart = centre - mean
                 mean = mean + apart * (added / total)

@@ -62,8 +62,7 @@ def features(
 
 @command(
     "setstream.cli.slides:run_heatmap",
-    "setstream slides heatmap runs/umbc slides/a.svs --out maps "
-    "--features job/20x_256px_0px_overlap/features_efficientnet-lite0/a.h5",
+    "setstream slides heatmap runs/umbc slides/a.svs --out maps --features job/20x_256px_0px_overlap/features_small/a.h5",
     "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)",
     group=group,
 )

@@ -24,8 +24,7 @@ from setstream.integrations.sklearn.fitting import class_loss, contrast_loss, sq
 from setstream.integrations.sklearn.network import NumbersHead, mean_softmax
 from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
 
-#: Width of the space in which halves are compared.
-PROJECTION = 32
+PROJECTION = 32  # width of the space in which halves are compared
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -182,8 +181,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from the sets, and from y where it is given: classes, or numbers."""
-        sets = read_sets(self, X, reset=True)
-        strata = None
+        sets, strata = read_sets(self, X, reset=True), None
         if y is not None:
             check_lengths(sets, y)
         kind = "none" if y is None else type_of_target(y, input_name="y")

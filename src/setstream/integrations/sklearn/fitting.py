@@ -33,10 +33,8 @@ from setstream.training.task import Encode
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
 Loss = Callable[[SetModel, Encode, Sources, Tensor], Tensor]
 HeldOut = tuple[Sources, Tensor]
-# Smaller changes of the held-out loss do not count.
-TOLERANCE = 1e-4
-#: τ of the loss between halves.
-TEMPERATURE = 0.1
+TOLERANCE = 1e-4  # smaller changes of the held-out loss do not count
+TEMPERATURE = 0.1  # τ of the loss between halves
 
 
 def encode_sets(model: SetModel, encode: Encode, sets: Sources) -> Any:
