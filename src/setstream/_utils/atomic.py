@@ -108,12 +108,13 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
-            if os.name == "nt":
+            try:
+                fcntl = need("fcntl")
+            except ConfigurationError:  # Windows has another lock
                 msvcrt = need("msvcrt")
                 file.seek(0)
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
             else:
-                fcntl = need("fcntl")
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigurationError(f"{folder}: another process is {doing} in this folder") from error
