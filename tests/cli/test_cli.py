@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from setstream.cli.app import app, run
 from setstream.cli.command import WORK
+from setstream.cli.commands import app, run
 from setstream.cli.commands.main import CATALOGUE
-from setstream.cli.sweep import next_run, read_sweep
+from setstream.cli.serve import states_of
+from setstream.cli.sweep import combinations, next_run, read_sweep
+from setstream.cli.train import assignments
 from setstream.errors import ConfigurationError
 from setstream.training.record import read_metrics
 from tests.cli.write_catalogue import catalogue_text
@@ -48,7 +50,7 @@ def test_help_and_the_lists_of_names_do_not_import_torch():
     code = """
 import sys
 from typer.testing import CliRunner
-from setstream.cli.app import app
+from setstream.cli.commands import app
 for arguments in (["--help"], ["--version"], ["tasks"], ["models"], ["models", "mil"], *eval(sys.argv[1])):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0 and done.output, (arguments, done.output)
@@ -259,10 +261,16 @@ def test_runs_wait_for_those_that_they_begin_with(tmp_path):
         read_sweep(tmp_path / "bad.toml", tmp_path)
 
 
-def test_benchmarks_are_the_scripts_that_are_there(tmp_path):
-    (tmp_path / "mine.py").write_text("import sys; print('ran'); sys.exit(int(sys.argv[1]))")
-    code, text = code_of("bench", "encode", "--folder", str(tmp_path))
-    assert code == 2
-    assert "there are mine" in " ".join(text.split())
-    assert code_of("bench", "mine", "--folder", str(tmp_path), "0")[0] == 0
-    assert code_of("bench", "mine", "--folder", str(tmp_path), "7")[0] == 7
+def test_options_are_json_or_texts():
+    options = assignments(["lr=0.01", "amp=true", "model.num_slots=16", "model.slots=learned"])
+    assert options == {"lr": 0.01, "amp": True, "model_options": {"num_slots": 16, "slots": "learned"}}
+
+
+def test_each_combination_of_values_is_a_run():
+    runs = combinations({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
+    assert runs == [{"name": "full-0", "seed": 0}, {"name": "full-1", "seed": 1}]
+
+
+def test_each_model_has_a_file_for_its_states():
+    names = ("runs/mine", "package.module:make", "umbc+set-transformer")
+    assert [states_of(name) for name in names] == ["mine.db", "make.db", "umbc+set-transformer.db"]

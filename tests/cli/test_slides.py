@@ -13,7 +13,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import setstream as ss
-from setstream.cli.app import app
+from setstream.cli.commands import app
 from setstream.cli.slides import write_table
 from setstream.data.slides import write_slide
 from setstream.errors import ConfigurationError, DataError

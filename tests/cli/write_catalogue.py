@@ -2,8 +2,9 @@
 
 import json
 
+from setstream._utils.import_path import TASKS
 from setstream.cli.commands.main import CATALOGUE
-from setstream.training.registry import TASKS, describe_task
+from setstream.training.registry import describe_task
 
 
 def catalogue_text():

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import setstream as ss
 from setstream.bulk.encode import encode_sets
-from setstream.cli.app import app
+from setstream.cli.commands import app
 from setstream.data import ArraySource, SourceChunks
 from setstream.errors import ConfigurationError, ConsistencyError
 from setstream.tasks.clustering import Clustering

@@ -232,7 +232,7 @@ def test_a_run_folders_options_run_nothing(tmp_path, monkeypatch, options):
     ],
 )
 def test_no_command_runs_what_a_run_folder_names(tmp_path, monkeypatch, command):
-    from setstream.cli.app import app
+    from setstream.cli.commands import app
 
     if command[0] == "serve":
         pytest.importorskip("fastapi")
@@ -364,8 +364,7 @@ def test_a_builder_of_ones_own_need_not_run_without_memory(tmp_path):
 
 
 def test_the_list_of_what_a_file_may_name_is_ours():
-    from setstream._utils.import_path import OURS
-    from setstream.training.registry import TASKS
+    from setstream._utils.import_path import OURS, TASKS
 
     assert {place for place in OURS if not place.endswith("[]")} == set(TASKS.values())
     package = Path(ss.__file__).parent

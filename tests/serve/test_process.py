@@ -14,7 +14,7 @@ import websockets
 from typer.testing import CliRunner
 
 import setstream as ss
-from setstream.cli.app import app
+from setstream.cli.commands import app
 from setstream.errors import ConfigurationError, MismatchError
 from setstream.serve.app import JsonLines
 from tests.serve.conftest import Server, listening, make

@@ -9,12 +9,12 @@ from torch import nn
 
 import setstream as ss
 from setstream import testing
+from setstream.cli.train import summarise
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.mil import Bags, Mil, classic, folds, read_bags
 from setstream.tasks.mil.metrics import auroc, best_threshold, f1, intervals, summary
 from setstream.tasks.mil.models import MODELS
 from setstream.training import Encode, TrainConfig, Trainer
-from setstream.training.crossval import summarise
 from tests.gradients.builders import check_unbiased
 
 WHOLE = ("ab-mil", "ds-mil")

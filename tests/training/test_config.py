@@ -4,7 +4,7 @@ import pytest
 
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
-from setstream.training.seeds import mix
+from setstream.training.seeds import in_epochs, mix
 
 
 def config(**options):
@@ -77,3 +77,8 @@ def test_batches_depend_on_seed_and_step_alone():
     assert mix(1, 2, 0, 2) == mix(1, 2, 0, 2)
     seeds = {mix(seed, step) for seed in range(30) for step in range(1000)}
     assert len(seeds) == 30_000
+
+
+def test_every_item_comes_once_per_epoch():
+    assert sorted(in_epochs(0, 2, 4) + in_epochs(1, 2, 4)) == [0, 1, 2, 3]
+    assert sorted(in_epochs(0, 6, 3)) == [0, 0, 1, 1, 2, 2]

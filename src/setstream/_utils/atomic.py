@@ -18,8 +18,7 @@ from pathlib import Path
 from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 
-#: Seconds without a write after which a hidden file counts as left over, from any machine.
-FORGOTTEN = 86_400.0
+FORGOTTEN = 86_400.0  # seconds without a write after which a hidden file counts as left over, from any machine
 #: The names of our hidden files; SQLite adds files beside one (-wal, -shm).
 HIDDEN = re.compile(r"\..*\.(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-\d+\.writing(\.\w+)?(-\w+)?")
 _numbers = count()
@@ -109,12 +108,13 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as file:
         try:
-            if os.name == "nt":
+            try:
+                fcntl = need("fcntl")
+            except ConfigurationError:  # Windows has another lock
                 msvcrt = need("msvcrt")
                 file.seek(0)
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
             else:
-                fcntl = need("fcntl")
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigurationError(f"{folder}: another process is {doing} in this folder") from error

@@ -17,38 +17,27 @@ from typing import Any
 from setstream.errors import ConfigurationError
 
 PLACE = re.compile(r"(?P<module>[\w.]+):(?P<name>\w+)(\[(?P<key>[^\]]+)\])?")
-#: What importing an object that does not exist raises.
-MISSING = (ImportError, AttributeError, ValueError, LookupError, TypeError)
-#: What a file may name: our tasks, and the entries of these mappings. (Backbones are named by their keys alone.)
-OURS = (
-    "setstream.tasks.clustering:Clustering",
-    "setstream.tasks.completion:Completion",
-    "setstream.tasks.documents:Documents",
-    "setstream.tasks.mil:Mil",
-    "setstream.tasks.mil.needles:Needles",
-    "setstream.tasks.mil.needles:OtherClasses",
-    "setstream.integrations.sklearn.network:MODELS[]",
-    "setstream.tasks.clustering.models:MODELS[]",
-    "setstream.tasks.clustering.released:MODELS[]",
-    "setstream.tasks.completion.models:MODELS[]",
-    "setstream.tasks.documents.models:MODELS[]",
-    "setstream.tasks.mil.models:MODELS[]",
-)
+MISSING = (ImportError, AttributeError, ValueError, LookupError, TypeError)  # if there is no such object
+#: Import paths of the tasks.
+TASKS = {
+    "clustering": "setstream.tasks.clustering:Clustering",
+    "completion": "setstream.tasks.completion:Completion",
+    "documents": "setstream.tasks.documents:Documents",
+    "mil": "setstream.tasks.mil:Mil",
+    "needles": "setstream.tasks.mil.needles:Needles",
+    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
+}
+TASK_MODELS = ("clustering.models", "clustering.released", "completion.models", "documents.models", "mil.models")
+#: What a file may name: our tasks, and the entries of our mappings of models. (Backbones are named by their keys alone.)
+OURS = (*TASKS.values(), "setstream.integrations.sklearn.network:MODELS[]")
+OURS += tuple(f"setstream.tasks.{module}:MODELS[]" for module in TASK_MODELS)
 # The file that is being followed, and the import paths that the caller lets it name; None: the caller names things.
 _followed: ContextVar[tuple[Path, frozenset[str]] | None] = ContextVar("followed", default=None)
 
 
 @contextmanager
 def named_by_file(file: Path, trust: Iterable[str] = ()) -> Iterator[None]:
-    """Within this context, a file chooses what is built: parts of setstream, and the import paths in `trust`.
-
-    >>> with named_by_file(Path("config.json"), trust=["math:pi"]):
-    ...     find("math:pi", "number")
-    ...     find("os:system", "backbone")
-    Traceback (most recent call last):
-    ...
-    setstream.errors.ConfigurationError: config.json names the backbone 'os:system', which is not part of setstream: ...
-    """
+    """Within this context, a file chooses what is built: parts of setstream, and the import paths in `trust`."""
     named = frozenset([trust] if isinstance(trust, str) else trust)
     if invalid := [place for place in named if PLACE.fullmatch(place) is None]:
         raise ConfigurationError(f"trust takes import paths, package.module:name; got {invalid[0]!r}")
@@ -65,13 +54,7 @@ def follows_file() -> bool:
 
 
 def find(place: str, what: str) -> Any:
-    """The object at `package.module:name`; `what` says in the error what it should be.
-
-    >>> find("math:pi", "number")
-    3.141592653589793
-    >>> find("setstream.tasks.clustering.models:MODELS[deepsets]", "model").__name__
-    'deepsets'
-    """
+    """The object at `package.module:name`; `what` says in the error what it should be."""
     if (followed := _followed.get()) and place not in followed[1] and re.sub(r"\[.*", "[]", place) not in OURS:
         raise ConfigurationError(
             f"{followed[0]} names the {what} {place!r}, which is not part of setstream: if you trust it, name it yourself, "

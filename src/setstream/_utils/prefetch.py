@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 
 T = TypeVar("T")
-DECODED_AHEAD = 2
 
 
 def decoded_ahead(device: torch.device) -> int:
@@ -24,15 +23,11 @@ def decoded_ahead(device: torch.device) -> int:
     Measured on two cores (docs/results/io.md): one after the other is no slower than both at a time, and often faster.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return DECODED_AHEAD if device.type != "cpu" or torch.get_num_threads() < cores else 0
+    return 2 if device.type != "cpu" or torch.get_num_threads() < cores else 0
 
 
 def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
-    """The results of the calls, in order; up to `ahead` of them are started before they are needed.
-
-    >>> list(read_ahead([lambda n=n: n * n for n in range(4)], ahead=2))
-    [0, 1, 4, 9]
-    """
+    """The results of the calls, in order; up to `ahead` of them are started before they are needed."""
     if ahead < 1:
         yield from (call() for call in reads)
         return
@@ -51,11 +46,7 @@ def read_ahead(reads: Iterable[Callable[[], T]], ahead: int = 2) -> Iterator[T]:
 
 
 def iterate_ahead(items: Iterator[T], ahead: int = 2) -> Iterator[T]:
-    """The same items, in order; the thread reads up to `ahead` items before they are needed.
-
-    >>> list(iterate_ahead(iter("abc"), ahead=2))
-    ['a', 'b', 'c']
-    """
+    """The same items, in order; the thread reads up to `ahead` items before they are needed."""
     end = object()
     following: Callable[[], Any] = partial(next, items, end)
     yield from takewhile(lambda item: item is not end, read_ahead(repeat(following), ahead))

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -35,8 +34,8 @@ def fetch_npm(package: str, version: str) -> Path:
     return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], f"npm-{package}-{version}")
 
 
-def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bool]) -> Path:
-    """The `wanted` files of Debian packages, in a folder of the cache. The system's sources name the mirror.
+def fetch_debian(packages: list[str], component: str) -> Path:
+    """The files of Debian packages, in a folder of the cache. The system's sources name the mirror.
 
     A component that the system has not enabled (such as non-free) is read through separate lists; nothing is installed.
     """
@@ -51,31 +50,20 @@ def fetch_debian(packages: list[str], component: str, wanted: Callable[[str], bo
         for command in (["update"], ["download", *packages]):
             _run(["apt-get", "-q", *options, *command], folder / "debs", target)
         for archive in sorted((folder / "debs").glob("*.deb")):
-            with (
-                subprocess.Popen(["dpkg-deb", "--fsys-tarfile", archive], stdout=subprocess.PIPE) as opened,
-                tarfile.open(fileobj=opened.stdout, mode="r|") as file,
-            ):
-                for member in file:
-                    if member.isfile() and wanted(Path(member.name).name):
-                        file.extract(member, folder / "unpacked", filter="data")
+            _run(["dpkg-deb", "--extract", str(archive), "unpacked"], folder, target)
 
     return _once(target, unpack)
 
 
 def _sources(component: str) -> str:
     """The system's own sources of Debian, with another component."""
-    folder = Path("/etc/apt")
-    stanzas = []
-    for path in [*sorted(folder.glob("sources.list.d/*.sources")), folder / "sources.list"]:
-        for part in (path.read_text() if path.is_file() else "").split("\n\n"):
-            lines = [line for line in part.splitlines() if line and not line.startswith("#")]
-            fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-            if path.suffix == ".sources" and "deb" in fields.get("Types", []) and "main" in fields.get("Components", []):
-                kept = [line for line in lines if not line.startswith("Components:")]
-                stanzas.append("\n".join([*kept, f"Components: {component}"]))
-            elif path.suffix == ".list":
-                sources = re.findall(r"^deb +(?:\[[^]]*\] +)?(\S+://\S+) +(\S+).* main", "\n".join(lines), re.M)
-                stanzas += [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {component}" for uri, suite in sources]
+    files = sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))
+    parts = [part.strip() for file in files for part in file.read_text().split("\n\n")]
+    pattern = re.compile(r"^Components:.*\bmain\b.*", re.M)
+    stanzas = [pattern.sub(f"Components: {component}", part) for part in parts if pattern.search(part)]
+    lines = Path("/etc/apt/sources.list")
+    sources = re.findall(r"(?m)^deb +(?:\[[^]]*\] +)?(\S+://\S+) +(\S+).* main", lines.read_text() if lines.is_file() else "")
+    stanzas += [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {component}" for uri, suite in sources]
     if not stanzas:
         raise DataError("this needs a system with Debian's package sources in /etc/apt; there are none")
     return "\n\n".join(stanzas) + "\n"

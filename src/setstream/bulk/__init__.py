@@ -16,8 +16,7 @@ from setstream.errors import ConfigurationError
 WHAT = ("representations", "predictions", "both")
 ENGINES = ("local", "ray")
 
-# Called with the elements so far, and the sets (of a table: rows) so far.
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]  # called with the elements so far, and the sets (of a table: rows) so far
 
 
 @dataclass(frozen=True)

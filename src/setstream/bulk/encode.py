@@ -63,7 +63,7 @@ def encode_sets(
     run = {"encoder": fingerprint, "data": identity(data), "engine": options.engine, "update": update}
     journal = Journal(path, run, on_bad)
     engine = encode_on_ray if options.engine == "ray" else encode_locally
-    engine(encoder, data, journal, options, progress)
+    engine(encoder, data, journal, options, progress or (lambda *done: None))
     rows = write_rows(model, _with_earlier(journal, encoder, options.update), out, options, journal.skip)
     if options.states is not None:
         whole = _with_earlier(journal, encoder, options.update)
@@ -86,7 +86,7 @@ def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options
 
 
 def encode_locally(
-    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress | None = None
+    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress = lambda *done: None
 ) -> None:
     """Add all elements after the journal's position to the states in the journal."""
     partial = PartialStates(encoder, options.chunk_size, journal.skip, journal.state, options.chunks)
@@ -101,8 +101,7 @@ def encode_locally(
                 journal.commit(partial.states.items(), done)
                 partial.states.clear()
                 uncommitted = 0
-        if progress is not None:
-            progress(elements, done)
+        progress(elements, done)
     journal.commit(partial.states.items(), done)
 
 
@@ -112,9 +111,8 @@ def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | No
         yield from journal.states()
         return
     with StateStore(update, encoder) as earlier:
-        left = dict.fromkeys(earlier.ids())
+        left = dict.fromkeys(earlier.ids(), True)
         for name, state in journal.states():
-            known = name in left
-            left.pop(name, None)
+            known = left.pop(name, False)
             yield name, earlier.get(name) + state.to(encoder.device or torch.device("cpu")) if known else state
         yield from ((name, earlier.get(name)) for name in left)

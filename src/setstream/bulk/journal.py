@@ -24,9 +24,7 @@ CREATE TABLE IF NOT EXISTS skipped (name TEXT PRIMARY KEY, reason TEXT NOT NULL)
 class Journal:
     """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out.
 
-    Args:
-        run: What identifies the run, as JSON values; a journal of another run is a ConfigurationError.
-        on_bad: Called with the reason for each set that is left out, also by an earlier run. Without it, such sets are errors.
+    `run` identifies the run; `on_bad` is called with the reason for each set left out; without it, such sets are errors.
     """
 
     def __init__(self, path: Path, run: dict[str, Any], on_bad: Callable[[str], None] | None = None) -> None:
@@ -36,9 +34,7 @@ class Journal:
         self.database.executescript(TABLES)
         before = self._meta("job")
         if before is not None and json.loads(before) != run:
-            raise ConfigurationError(
-                f"{path}: is the journal of another run ({before}); finish that run, or delete the journal"
-            )
+            raise ConfigurationError(f"{path} is the journal of another run ({before}); finish that run, or delete the journal")
         if before is None:
             self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(run),))
         #: The sets that are left out, and why; and those since the last commit.

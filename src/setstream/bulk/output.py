@@ -6,6 +6,7 @@ The file is written under another name and renamed when it is complete.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.state import State
 
-# Sets whose rows are made at a time.
-BATCH = 256
+BATCH = 256  # sets whose rows are made at a time
 
 
 def as_rows(output: Any) -> Tensor:
@@ -49,8 +49,7 @@ def write_rows(
     def finalize(pairs: list[tuple[str, State]]) -> Tensor:
         return encoder.finalize(State.cat([state for _, state in pairs]).to(device), chunks=options.chunks)
 
-    with whole_or_nothing(out) as hidden:
-        writer = WRITERS[out.suffix](hidden)
+    with whole_or_nothing(out) as hidden, WRITERS[out.suffix](hidden) as writer:
         while batch := list(islice(states, BATCH)):
             try:
                 z = finalize(batch)
@@ -72,16 +71,16 @@ def write_rows(
             if options.what != "representations" and isinstance(model, SetModel):
                 columns["y"] = as_rows(model.head(z)).float().cpu().numpy()
             writer.write([name for name, _ in batch], columns)
-        writer.close()
         if not writer.rows:
             raise ConfigurationError("there are no sets to encode")
     return writer.rows
 
 
-class _ParquetRows:
+class _ParquetRows(ExitStack):
     """Write rows to a Parquet file, one row group per batch."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path, self.rows = path, 0
         self.writer: Any = None
 
@@ -92,20 +91,17 @@ class _ParquetRows:
             arrays[name] = flat if values.ndim == 1 else arrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
         table = arrow.table(arrays)
         if self.writer is None:
-            self.writer = need("pyarrow.parquet").ParquetWriter(self.path, table.schema)
+            self.writer = self.enter_context(need("pyarrow.parquet").ParquetWriter(self.path, table.schema))
         self.writer.write_table(table)
         self.rows += len(names)
 
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
 
-
-class _H5Rows:
+class _H5Rows(ExitStack):
     """Write rows to HDF5: one growing data set per column."""
 
     def __init__(self, path: Path) -> None:
-        self.file, self.rows = need("h5py").File(path, "w"), 0
+        super().__init__()
+        self.file, self.rows = self.enter_context(need("h5py").File(path, "w")), 0
 
     def write(self, names: list[str], columns: dict[str, np.ndarray]) -> None:
         values: dict[str, Any] = {"id": np.array(names, dtype=object)} | columns
@@ -116,9 +112,6 @@ class _H5Rows:
             self.file[name].resize(self.rows + len(names), axis=0)
             self.file[name][self.rows :] = column
         self.rows += len(names)
-
-    def close(self) -> None:
-        self.file.close()
 
 
 #: The writer of a file, by its ending.

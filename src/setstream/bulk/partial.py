@@ -5,7 +5,7 @@
 States of one set add up, wherever they were made; they are finalised once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,23 +15,18 @@ from setstream.errors import DataError, NonFiniteError, ShapeError
 from setstream.models.encoder import SetEncoder
 from setstream.pools.base import AVERAGE
 from setstream.sets.layout import Packed
+from setstream.sets.partition import runs
 from setstream.states.state import State
 
-# Sets whose states are merged in one step: states of this many are in memory twice.
-MERGED_TOGETHER = 256
-# Errors of a single set.
-BAD = (DataError, NonFiniteError, ShapeError)
+MERGED_TOGETHER = 256  # sets whose states are merged in one step: states of this many are in memory twice
+BAD = (DataError, NonFiniteError, ShapeError)  # errors of a single set
 
 
 class PartialStates:
-    """The states of sets, to which blocks of elements are added.
+    """The states of sets, to which blocks of elements are added; `encoder` is in eval mode, `chunks` as in its `update`.
 
-    Args:
-        encoder: In eval mode.
-        chunk_size: Elements that are encoded in one step.
-        skip: Called with a set that cannot be read or encoded, and the reason. Its entry in `states` is then invalid.
-        earlier: The state that a set has before its first elements here; None if there is none.
-        chunks: As in `SetEncoder.update`.
+    `skip` is called with a set that cannot be read or encoded, and the reason; its entry in `states` is then invalid.
+    `earlier` gives the state that a set has before its first elements here; None if there is none.
     """
 
     @torch.no_grad()
@@ -89,8 +84,8 @@ class PartialStates:
         position = merged = 0
         waiting: list[State] = []
         changed: dict[str, State] = {}
-        for first, last in _together(order.lengths, self.chunk_size):
-            lengths = order.lengths[first:last]
+        for run in runs(order.lengths, self.chunk_size):
+            lengths, last = order.lengths[run], run.stop
             if len(lengths) == 1:  # a large set by itself, chunk by chunk
                 if lengths[0] > self.chunk_size and encoder.pool.refuse_chunks(self.chunks):
                     raise encoder.pool.inconsistent()
@@ -123,15 +118,3 @@ def encode_share(
     for block in data.read_share(share, chunk_size):
         partial.add(block)
     return {name: state for name, state in partial.states.items() if name not in problems}, problems
-
-
-def _together(lengths: list[int], size: int) -> Iterator[tuple[int, int]]:
-    """Runs of sets with at most `size` elements together; larger sets alone."""
-    first, total = 0, 0
-    for number, length in enumerate(lengths):
-        if number > first and total + length > size:
-            yield first, number
-            first, total = number, 0
-        total += length
-    if lengths:
-        yield first, len(lengths)

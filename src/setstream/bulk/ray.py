@@ -20,10 +20,8 @@ from setstream.data.collection import SetCollection, Share
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
 
-# Elements in a share of a set that has a file of its own. Of a table, a row group is a share.
-SHARE = 2**18
-# Shares between two commits.
-ROUND = 4096
+SHARE = 2**18  # elements in a share of a set that has a file of its own; of a table, a row group is a share
+ROUND = 4096  # shares between two commits
 
 
 class _Worker:
@@ -78,7 +76,7 @@ def ray_states(
 
 
 def encode_on_ray(
-    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress | None = None
+    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress = lambda *done: None
 ) -> None:
     """Encode all shares, in rounds. What a round adds is committed at once, so a killed run goes on after its last round."""
     shares = data.shares(SHARE, journal.skip)
@@ -88,9 +86,8 @@ def encode_on_ray(
                 stop = min(start + ROUND, len(shares))
                 states = ray_states(encoder, data, shares[start:stop], workers, options.chunk_size)
                 journal.commit(_added(states, journal), stop)
-                if progress is not None:
-                    done = shares[:stop]
-                    progress(sum(share.elements for share in done), sum(share.units for share in done))
+                done = shares[:stop]
+                progress(sum(share.elements for share in done), sum(share.units for share in done))
     journal.arrange(data.output_order)
 
 

@@ -1,7 +1,6 @@
 """The command line: `setstream --help`.
 
-app.py         how errors become messages and exit codes
-command.py     how a command is declared
+command.py     how a command is declared, and how errors become messages and exit codes
 commands/      the flags of every command: light, so that `--help` does not wait for torch
 train.py, ...  the work of the commands, imported when one is run
 """
@@ -20,4 +19,4 @@ def main() -> None:
             need(library, "cli", "the command line")
     except ConfigurationError as error:
         sys.exit(str(error))
-    resolve_name("setstream.cli.app:run")()
+    resolve_name("setstream.cli.commands:run")()

@@ -8,43 +8,28 @@ from typing import Any
 
 import torch
 
-from setstream.cli.command import console, error_console
+from setstream.cli.command import File, Text, Words, console, error_console, pop_opening
 from setstream.errors import MismatchError
 from setstream.serve.app import listen, make_server
 from setstream.serve.options import LOOPBACK_NAMES, TOKEN_VARIABLE, Options, is_loopback, read_tokens
 from setstream.stores.store import StateStore
 from setstream.tasks.loading import open_model
-from setstream.training.processes import choose_device
 
 
 def run_serve(
-    model: str,
-    states: str | None,
-    *,
-    builder: str | None,
-    trust: list[str] | None,
-    host: str,
-    port: int,
-    token_file: Path | None,
-    allow_host: list[str] | None,
-    max_body: int,
-    max_elements: int,
-    max_sets: int,
-    threads: int,
-    chunks: str | None,
-    device: str,
-    **running: Any,
+    model: str, states: Text, host: str, port: int, token_file: File, allow_host: Words, threads: int, chunks: Text, **more: Any
 ) -> None:
-    """Open the model and the store, and serve them; `running` are options of `make_server`. The log goes to standard error."""
+    """Open the model and the store, and serve them; `more` are options of `open_model`, `Options` and `make_server`."""
     tokens = read_tokens(os.environ.get(TOKEN_VARIABLE), token_file)
     local = is_loopback(host)
     if not local and not tokens:
         warning = f"every client that can reach {host} may read and change all sets. Set {TOKEN_VARIABLE} or give --token-file."
         error_console.print(f"[yellow]no tokens:[/yellow] {warning}", soft_wrap=True)
     hosts = (*(LOOPBACK_NAMES if local else ()), *(name.lower() for name in allow_host or []))
-    options = Options(tokens, hosts, max_body, max_elements, max_sets, max_waiting=max(16 * max_body, 256 * 2**20))
+    limits = {name: more.pop(name) for name in ("max_body", "max_elements", "max_sets")}
+    options = Options(tokens, hosts, **limits, max_waiting=max(16 * limits["max_body"], 256 * 2**20))
     torch.set_num_threads(threads)
-    network = open_model(model, builder, trust or []).to(choose_device(device))
+    network = open_model(model, **pop_opening(more))
     with listen(host, port) as socket:
         try:
             opened = StateStore(states or states_of(model), network, chunks=chunks)
@@ -54,13 +39,9 @@ def run_serve(
         # Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load;
         # Python's default of 5 ms would be added to every step of every request.
         sys.setswitchinterval(0.0005)
-        make_server(opened, options, name=model, host=host, ready=ready, **running).run([socket])
+        make_server(opened, options, name=model, host=host, ready=ready, **more).run([socket])
 
 
 def states_of(model: str) -> str:
-    """The default file for the states of a model, in the current folder: models cannot share one.
-
-    >>> states_of("runs/mine"), states_of("package.module:make"), states_of("umbc+set-transformer")
-    ('mine.db', 'make.db', 'umbc+set-transformer.db')
-    """
+    """The default file for the states of a model, in the current folder: models cannot share one."""
     return f"{Path(model.rpartition(':')[2]).resolve().name}.db"

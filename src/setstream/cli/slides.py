@@ -4,11 +4,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from setstream._utils.atomic import whole_or_nothing, write_atomically
 from setstream._utils.optional import need
-from setstream.cli.command import console, print_skipped
+from setstream.cli.command import File, Text, Words, console, print_skipped, progress_bar
 from setstream.data import H5Source
 from setstream.data import slides as wsi
 from setstream.errors import ConfigurationError, DataError
@@ -18,23 +16,13 @@ from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
 from setstream.training.processes import choose_device
 
-# Rows of a table that are written at a time.
-ROWS = 4096
 
-
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
-    return Progress(*columns, TimeElapsedColumn(), console=console)
-
-
-def run_patch(
-    slides: Path, out: Path, images: bool, workers: int, without: list[str] | None, skip_bad: bool, **grid: Any
-) -> None:
+def run_patch(slides: Path, out: Path, images: bool, workers: int, without: Words, skip_bad: bool, **grid: Any) -> None:
     """Write the coordinates of patches; `grid` are the options of `GridOptions`."""
     options = wsi.GridOptions(**grid)
     paths = wsi.find_slides(slides, without or ())
     total, bad = 0, 0
-    with _bar() as bar:
+    with progress_bar() as bar:
         row = bar.add_task("patching", total=len(paths), note="")
         on_bad = print_skipped if skip_bad else None
         for path, count in wsi.patch_slides(paths, out, options, workers=workers, images=images, on_bad=on_bad):
@@ -44,14 +32,7 @@ def run_patch(
 
 
 def run_features(
-    slides: Path,
-    patches: Path,
-    backbone: str,
-    weights: str | None,
-    chunk_size: int,
-    device: str,
-    without: list[str] | None,
-    skip_bad: bool,
+    slides: Path, patches: Path, backbone: str, weights: Text, chunk_size: int, device: str, without: Words, skip_bad: bool
 ) -> None:
     """Write the features of the patches of every slide that has none yet."""
     folder = patches / "patches" if (patches / "patches").is_dir() else patches
@@ -61,7 +42,7 @@ def run_features(
     by_name = {path.stem: path for path in wsi.find_slides(slides, without or ())}
     module, place = trained_backbone(backbone, weights), choose_device(device)
     written = 0
-    with _bar() as bar:
+    with progress_bar() as bar:
         row = bar.add_task("features", total=len(files), note="")
         for file in files:
             try:
@@ -84,22 +65,12 @@ def run_features(
 
 
 def run_heatmap(
-    model: str,
-    slide: Path,
-    out: Path,
-    features_of: Path | None,
-    patches: Path | None,
-    score: str,
-    table: str,
-    chunk_size: int,
-    device: str,
-    builder: str | None,
-    trust: list[str] | None,
+    model: str, slide: Path, out: Path, features_of: File, patches: File, score: str, table: str, chunk_size: int, **load: Any
 ) -> None:
-    """Write a picture and a table of the scores of a slide's patches."""
+    """Write a picture and a table of the scores of a slide's patches; `load` are options of `open_model`."""
     if table not in ("csv", "parquet", "h5"):
         raise ConfigurationError(f"the table must be csv, parquet or h5; got {table!r}")
-    network = open_model(model, builder, trust or []).to(choose_device(device))
+    network = open_model(model, **load)
     source: SetSource
     if features_of is not None:
         source, grid = H5Source(features_of), wsi.read_grid(features_of)
@@ -123,9 +94,7 @@ def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any])
             with hidden.open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(columns)
-                for start in range(0, max(map(len, columns.values())), ROWS):
-                    block = (values[start : start + ROWS].tolist() for values in columns.values())
-                    writer.writerows(zip(*block, strict=True))
+                writer.writerows(zip(*columns.values(), strict=True))
         elif path.suffix == ".parquet":
             need("pyarrow.parquet").write_table(need("pyarrow").table(columns), hidden)
         else:

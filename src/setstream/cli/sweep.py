@@ -19,10 +19,9 @@ Finished runs are skipped and others resumed, so the same command continues a sw
 import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from setstream.cli.command import console
 from setstream.cli.train import INTERRUPTED, merge
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
+from setstream.training.processes import asked_to_stop
 from setstream.training.record import read_metrics
 
 
@@ -94,11 +94,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
 
 
 def combinations(table: dict[str, Any]) -> list[dict[str, Any]]:
-    """One run, or one for every combination of the values under `each`.
-
-    >>> combinations({"name": "{gradient}-{n}", "seed": "{n}", "each": {"gradient": ["full"], "n": [0, 1]}})
-    [{'name': 'full-0', 'seed': 0}, {'name': 'full-1', 'seed': 1}]
-    """
+    """One run, or one for every combination of the values under `each`."""
     template = dict(table)
     each = template.pop("each", {})
     if not isinstance(each, dict) or not all(isinstance(values, list) and values for values in each.values()):
@@ -155,27 +151,21 @@ def run_sweep(file: Path, out: Path, jobs: int, threads: int) -> None:
     waiting = [run for run in runs if not run.done]
     console.print(f"{len(runs)} runs, {len(runs) - len(waiting)} already done, {jobs} at a time")
     active: list[tuple[Run, subprocess.Popen[bytes]]] = []
-    signals: list[int] = []
-    before = {number: signal.signal(number, lambda got, _: signals.append(got)) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with Live(overview(runs), console=console, refresh_per_second=1, transient=False) as live:
-            while (waiting or active) and not signals:
-                while len(active) < jobs and (run := next_run(waiting, runs)) is not None:
-                    active.append((run, run.start(threads)))
-                time.sleep(0.2)
-                for run, process in list(active):
-                    if process.poll() is not None:
-                        run.failed = not run.done
-                        active.remove((run, process))
-                if console.is_terminal:
-                    live.update(overview(runs))
-            for _, process in active:
-                process.send_signal(signal.SIGTERM)
-            for _, process in active:
-                process.wait()
-            live.update(overview(runs))
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if signals or any(run.failed for run in runs):
-        raise typer.Exit(INTERRUPTED if signals else 1)
+    stop = threading.Event()
+    with asked_to_stop(stop), Live(overview(runs), console=console, refresh_per_second=1) as live:
+        while (waiting or active) and not stop.wait(0.2):
+            while len(active) < jobs and (run := next_run(waiting, runs)) is not None:
+                active.append((run, run.start(threads)))
+            for run, process in list(active):
+                if process.poll() is not None:
+                    run.failed = not run.done
+                    active.remove((run, process))
+            if console.is_terminal:
+                live.update(overview(runs))
+        for _, process in active:
+            process.terminate()
+        for _, process in active:
+            process.wait()
+        live.update(overview(runs))
+    if stop.is_set() or any(run.failed for run in runs):
+        raise typer.Exit(INTERRUPTED if stop.is_set() else 1)

@@ -55,8 +55,7 @@ def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str
     for package in ("onnx", "onnxscript"):
         need(package, "onnx", "ONNX files")
     if elements.dim() < 2 or not len(elements):
-        shape = tuple(elements.shape)
-        raise ShapeError(f"elements are (M, ...), at least one, to show what an element looks like; got {shape}")
+        raise ShapeError(f"elements are (M, ...), at least one, to show what elements look like; got {tuple(elements.shape)}")
     encoder, folder = model.encoder, Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
 

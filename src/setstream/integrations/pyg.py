@@ -31,7 +31,6 @@ class PoolAggregation(Aggregation):
         pool: The pool.
         flatten: Put the slots of a group into one row, as PyG's layers expect; False keeps (groups, num_slots, out_dim).
 
-    >>> import torch, setstream as ss
     >>> aggregate = PoolAggregation(ss.Parallel(slots=ss.UMBC(8, num_slots=4), most=ss.DeepSets("max")))
     >>> x, index = torch.randn(6, 8), torch.tensor([2, 0, 2, 0, 2, 0])
     >>> aggregate(x, index, dim_size=4).shape             # groups 1 and 3 are empty
@@ -86,7 +85,6 @@ class PoolAggregation(Aggregation):
 class UMBCAggregation(PoolAggregation):
     """UMBC with the options of `ss.UMBC`: x (N, in_dim) to (groups, num_slots * out_dim).
 
-    >>> import torch
     >>> UMBCAggregation(8, num_slots=4, heads=2)(torch.randn(6, 8), torch.tensor([0, 0, 1, 1, 1, 2])).shape
     torch.Size([3, 32])
     """

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.nn.attention import check_set
+from setstream.nn.set_transformer import check_set
 
 OUTPUTS = ("best", "all")
 SMALLEST_VARIANCE = 1e-6
@@ -34,7 +34,6 @@ SMALLEST_VARIANCE = 1e-6
 class DiffEM(nn.Module):
     """Differentiable EM pooling: (B, N, dim) to (B, out_dim), with `out_dim` as in the formula above.
 
-    >>> import torch, setstream as ss
     >>> pool = ss.nn.DiffEM(128, heads=1, components=5)
     >>> pool(torch.randn(2, 10, 128)).shape, pool.out_dim
     (torch.Size([2, 1286]), 1286)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
-from setstream.nn.attention import check_set
+from setstream.nn.set_transformer import check_set
 
 
 class FSPool(nn.Module):
     """Featurewise sort pooling: (B, N, dim) to (B, dim). Empty sets give zeros.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.FSPool(16)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 16])
     """

@@ -11,7 +11,7 @@ Network for Whole Slide Image Classification with Self-supervised Contrastive Le
 import torch
 from torch import Tensor, nn
 
-from setstream.nn.attention import check_set
+from setstream.nn.set_transformer import check_set
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -25,7 +25,6 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
 class GatedAttention(nn.Module):
     """Gated attention pooling: (B, N, dim) to (B, dim), and the weights (B, N) on request.
 
-    >>> import torch, setstream as ss
     >>> z, weights = ss.nn.GatedAttention(16)(torch.randn(2, 10, 16), return_attention=True)
     >>> z.shape, torch.allclose(weights.sum(1), torch.ones(2))
     (torch.Size([2, 16]), True)
@@ -48,7 +47,6 @@ class GatedAttention(nn.Module):
 class DSMIL(nn.Module):
     """Dual-stream MIL: (B, N, dim) to logits (B, num_classes), and each class's weights (B, N, num_classes) on request.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.DSMIL(16, num_classes=2)(torch.randn(3, 10, 16)).shape
     torch.Size([3, 2])
     """
@@ -75,8 +73,7 @@ class DSMIL(nn.Module):
             nothing = x.new_zeros(batch, len(self.bag))
             return nothing, nothing + self.bag_bias, x.new_zeros(batch, 0, len(self.bag))
         scores = self.instance(x)  # (B, N, C)
-        hidden = None if mask is None else ~mask.unsqueeze(-1)
-        ranked = scores if hidden is None else scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+        ranked = scores if mask is None else scores.masked_fill(~mask.unsqueeze(-1), torch.finfo(scores.dtype).min)
         top, critical = ranked.max(1)  # (B, C)
         instance = top if mask is None else top.masked_fill(~mask.any(1, keepdim=True), 0.0)
         queries = self.query(x)  # (B, N, hidden)

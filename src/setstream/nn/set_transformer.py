@@ -1,5 +1,6 @@
 """The blocks of the Set Transformer, and the whole::
 
+    Multihead(Q, X) = [softmax(Q_h K_hᵀ / √(d/H)) V_h]_h Wo                 Q_h, K_h, V_h: heads of Q Wq, X Wk, X Wv
     MAB(X, Y)  = LN(H + ReLU(H W)),   H = LN(X + Multihead(X, Y))           LN optional
     SAB(X)     = MAB(X, X)                                                  every element sees every other: O(N²)
     ISAB(X)    = MAB(X, MAB(I, X))                                          through m inducing points I: O(N m)
@@ -7,14 +8,55 @@
     SetTransformer(X) = W · SAB(... PMA(SAB(... X)))
 
 Lee et al., "Set Transformer: A Framework for Attention-based Permutation-Invariant Neural Networks", ICML 2019.
-These need their whole input, so use them after a pool, on its few slots.
+These need their whole input, so use them after a pool, on its few slots. Attention to a set without real elements gives zeros.
+Masked elements do not matter, even if they are NaN.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.errors import ConfigurationError
-from setstream.nn.attention import Attention, check_set
+from setstream.errors import ConfigurationError, MaskError, ShapeError
+
+
+def check_set(x: Tensor, dim: int, mask: Tensor | None, module: nn.Module) -> Tensor:
+    """X (B, N, dim) with zeros where masked; an error that names the module if the shapes do not fit."""
+    name = type(module).__name__
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise ShapeError(f"{name} takes sets of shape (B, N, {dim}); got {tuple(x.shape)}")
+    if mask is None:
+        return x
+    if mask.dtype != torch.bool or mask.shape != x.shape[:2]:
+        expected, got = tuple(x.shape[:2]), tuple(mask.shape)
+        raise MaskError(f"{name} takes a bool mask {expected}, True for real elements; got {mask.dtype} {got}")
+    return x.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raise ConfigurationError unless heads divide dim."""
+    if heads < 1 or dim % heads:
+        raise ConfigurationError(f"heads must divide dim; got dim = {dim} and heads = {heads}")
+
+
+class Attention(nn.Module):
+    """Multi-head attention: queries (B, M, dim) over elements (B, N, dim) with an optional mask (B, N), to (B, M, dim)."""
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__()
+        check_heads(dim, heads)
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, queries: Tensor, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Attend to `x`, which is zero where masked."""
+        projected = (self.query(queries), self.key(x), self.value(x))
+        q, k, v = (rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in projected)
+        if not x.shape[1]:
+            return torch.zeros_like(queries)
+        # Rows without any key would be 0/0: they attend to their (zeroed) padding instead, and the result is dropped.
+        keys = None if mask is None else (mask | ~mask.any(1, keepdim=True))[:, None, None]  # (B, 1, 1, N)
+        attended = self.out(F.scaled_dot_product_attention(q, k, v, attn_mask=keys).transpose(1, 2).flatten(2))
+        return attended if mask is None else attended.masked_fill(~mask.any(1)[:, None, None], 0.0)
 
 
 class MAB(nn.Module):
@@ -22,7 +64,6 @@ class MAB(nn.Module):
 
     The mask belongs to y.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.MAB(16)(torch.randn(2, 3, 16), torch.randn(2, 10, 16)).shape
     torch.Size([2, 3, 16])
     """
@@ -43,7 +84,6 @@ class MAB(nn.Module):
 class SAB(nn.Module):
     """Set attention block: (B, N, dim) to (B, N, dim), zero where masked.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.SAB(16)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 10, 16])
     """
@@ -60,7 +100,6 @@ class SAB(nn.Module):
 class ISAB(nn.Module):
     """Induced set attention block: (B, N, dim) to (B, N, dim), through num_inducing points; zero where masked.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.ISAB(16, num_inducing=4)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 10, 16])
     """
@@ -78,7 +117,6 @@ class ISAB(nn.Module):
 class PMA(nn.Module):
     """Pooling by multihead attention: (B, N, dim) to (B, num_seeds, dim).
 
-    >>> import torch, setstream as ss
     >>> ss.nn.PMA(16, num_seeds=2)(torch.randn(2, 10, 16)).shape
     torch.Size([2, 2, 16])
     """
@@ -110,25 +148,15 @@ class SetTransformer(nn.Module):
         layer_norm: Normalise after each attention and each layer.
         dropout: Dropout before and after the pooling.
 
-    >>> import torch, setstream as ss
     >>> ss.nn.SetTransformer(16, in_dim=2, num_seeds=4, out_dim=5)(torch.randn(3, 100, 2)).shape
     torch.Size([3, 4, 5])
     """
 
     def __init__(
-        self,
-        dim: int,
-        heads: int = 4,
-        *,
-        in_dim: int | None = None,
-        out_dim: int | None = None,
-        num_blocks: int = 2,
-        num_inducing: int | None = None,
-        num_seeds: int = 1,
-        num_after: int | None = None,
-        layer_norm: bool = False,
+        self, dim: int, heads: int = 4, *, in_dim: int | None = None, out_dim: int | None = None, num_blocks: int = 2,
+        num_inducing: int | None = None, num_seeds: int = 1, num_after: int | None = None, layer_norm: bool = False,
         dropout: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.dim, self.in_dim = dim, dim if in_dim is None else in_dim
         options = (dim, heads) if num_inducing is None else (dim, heads, num_inducing)

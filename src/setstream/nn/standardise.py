@@ -7,7 +7,7 @@
 A state of three sums per feature, merged chunk by chunk in float64: no set is in memory.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from setstream.errors import NonFiniteError, ShapeError, wrong_width
+from setstream.sets.partition import runs
 from setstream.sets.source import ArraySource, SetSource
 
 
 class Standardise(nn.Module):
     """(x - mean) / scale, feature by feature: the first layer of a phi for features in different units.
 
-    >>> import torch, setstream as ss
     >>> sets = [torch.randn(50, 2) * torch.tensor([1000.0, 0.01]), torch.randn(7, 2)]
     >>> phi = torch.nn.Sequential(ss.nn.Standardise(2).fit(sets), torch.nn.Linear(2, 16), torch.nn.ReLU())
     >>> torch.allclose(phi[0](torch.cat(sets)).std(0, correction=0), torch.ones(2), atol=1e-4)
@@ -43,12 +43,14 @@ class Standardise(nn.Module):
         if not any(map(len, sources)):
             raise ShapeError(f"mean and scale need elements; the {len(sources)} given sets have none")
         count, mean, moment = 0, *torch.zeros(2, len(self.mean), dtype=torch.float64)
-        for chunk in _together(sources, chunk_size):
-            added, total, centre = len(chunk), count + len(chunk), chunk.mean(0)
-            apart = centre - mean
-            mean = mean + apart * (added / total)
-            moment = moment + (chunk - centre).square().sum(0) + apart.square() * (count * added / total)
-            count = total
+        for run in runs(map(len, sources), chunk_size):  # small sets together, large ones in chunks
+            for start in range(0, max(map(len, sources[run])), chunk_size):
+                chunk = torch.cat([one.read(start, min(start + chunk_size, len(one))).cpu().double() for one in sources[run]])
+                added, total, centre = len(chunk), count + len(chunk), chunk.mean(0)
+                apart = centre - mean
+                mean = mean + apart * (added / total)
+                moment = moment + (chunk - centre).square().sum(0) + apart.square() * (count * added / total)
+                count = total
         if not bool(torch.isfinite(moment).all()):
             raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
         scale = (moment / count).sqrt()
@@ -62,18 +64,3 @@ class Standardise(nn.Module):
 
     def extra_repr(self) -> str:
         return str(self.in_features)
-
-
-def _together(sets: list[SetSource], chunk_size: int) -> Iterator[Tensor]:
-    """The elements in float64, small sets joined until they make a chunk, large ones cut."""
-    waiting: list[Tensor] = []
-    size = 0
-    for one in sets:
-        for start in range(0, len(one), chunk_size):
-            waiting.append(one.read(start, min(start + chunk_size, len(one))).cpu().double())
-            size += len(waiting[-1])
-            if size >= chunk_size:
-                yield torch.cat(waiting)
-                waiting, size = [], 0
-    if waiting:
-        yield torch.cat(waiting)

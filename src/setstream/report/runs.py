@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from setstream._utils.import_path import find
+from setstream._utils.import_path import TASKS, find
 from setstream.errors import ConfigurationError
 from setstream.report.page import Page, pyplot
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
-from setstream.training.registry import TASKS, SavedRun, read_run, task_class
+from setstream.training.registry import SavedRun, read_run, task_class
 from setstream.training.task import Task
 
 AnyTask = TypeVar("AnyTask", bound=Task)

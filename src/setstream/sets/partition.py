@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import TypeAlias
 
 import torch
@@ -105,6 +106,19 @@ def in_order(lengths: list[int], size: int) -> list[Piece]:
     """All sets in memory order, in slices of at most `size` elements: several whole sets, or a part of one."""
     pieces = [Piece(slice(tile.start, tile.stop), tile.lengths, tile.first) for tile in tiles(lengths, size)]
     return pieces or [Piece(slice(0, 0), lengths)]
+
+
+def runs(lengths: Iterable[int], size: int, most: float = inf) -> Iterator[slice]:
+    """Runs of consecutive sets with at most `size` elements together, and at most `most` sets; larger sets alone."""
+    first = last = total = 0
+    for length in lengths:
+        if last > first and (total + length > size or last - first >= most):
+            yield slice(first, last)
+            first, total = last, 0
+        total += length
+        last += 1
+    if last > first:
+        yield slice(first, last)
 
 
 def joined(selection: Sequence[Tensor], lengths: list[int]) -> Piece:

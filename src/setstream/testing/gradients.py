@@ -21,6 +21,7 @@ from setstream.testing.laws import Model, allowed_error, in_float64
 
 SLACK_GRADIENT = 64.0  # gradients are longer sums: the full one is exact to the last place by chance more often
 Loss = Callable[[Any], Tensor]
+Estimate = Callable[[Model, Sets, torch.Generator], dict[str, Tensor]]
 
 
 def default_loss(output: Any) -> Tensor:
@@ -51,7 +52,6 @@ def check_exact_gradient(
     Further options go to `encode`, so that any mode that should be exact can be checked. Returns the largest error, relative to
     the largest entry of that parameter's gradient.
 
-    >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=4, slot_residual=True))
     >>> ss.testing.check_exact_gradient(ss.SetModel(encoder, ss.nn.SetTransformer(8)), torch.randn(2, 50, 3)) < 1e-4
     True
@@ -88,24 +88,15 @@ def z_bound(entries: int, level: float = 1e-3) -> float:
 
 
 def check_unbiased_gradient(
-    model: Model,
-    sets: Sets,
-    mask: Tensor | None = None,
-    *,
-    draws: int = 2000,
-    chunk_size: int = 8,
-    seed: int = 0,
-    loss: Loss = default_loss,
-    estimate: Callable[[Model, Sets, torch.Generator], dict[str, Tensor]] | None = None,
-    **options: Any,
-) -> float:
+    model: Model, sets: Sets, mask: Tensor | None = None, *, draws: int = 2000, chunk_size: int = 8, seed: int = 0,
+    loss: Loss = default_loss, estimate: Estimate | None = None, **options: Any,
+) -> float:  # fmt: skip
     """The mean of `draws` estimates agrees with the full gradient, for every entry of every parameter.
 
     Each entry gives a z-score, its distance from the full gradient in standard errors. The largest must stay below what as
     many normal numbers as there are entries exceed once in a thousand times (`z_bound`). Works in float64. Further options
     (gradient, grad_chunks, replacement, ...) go to `encode`; `estimate` checks your own estimator. Returns the largest z.
 
-    >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 4), ss.UMBC(4, num_slots=2))
     >>> ss.testing.check_unbiased_gradient(encoder, torch.randn(2, 30, 3), draws=200) < 6
     True
@@ -118,12 +109,9 @@ def check_unbiased_gradient(
     settings = {"gradient": "unbiased", "partition": "random", "chunk_size": chunk_size, "generator": generator, **options}
     totals = {name: torch.zeros_like(g) for name, g in full.items()}
     squares = {name: torch.zeros_like(g) for name, g in full.items()}
+    estimate = estimate or (lambda model, sets, generator: parameter_gradients(model, sets, loss, **settings))
     for _ in range(draws):
-        if estimate is None:
-            estimated = parameter_gradients(subject, ragged, loss, **settings)
-        else:
-            estimated = estimate(subject, ragged, generator)
-        for name, gradient in estimated.items():
+        for name, gradient in estimate(subject, ragged, generator).items():
             distance = gradient - full[name]
             totals[name] += distance
             squares[name] += distance.square()

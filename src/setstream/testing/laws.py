@@ -20,6 +20,7 @@ SLACK = 8.0  # units in the last place of the largest value that are always allo
 SLACK_DOUBLE = 256.0  # a float64 model has no wider reference: it is compared with its own one-shot result
 GROSSLY_WRONG = 0.1  # a larger error of the one-shot result is not rounding
 Model = SetEncoder | SetModel
+Mask = Tensor | None
 
 
 def allowed_error(one_shot: float, dtype: torch.dtype, slack: float = SLACK) -> float:
@@ -89,7 +90,6 @@ class Subject:
 def random_partition(sets: list[Tensor], chunks: int, generator: torch.Generator) -> list[list[Tensor]]:
     """Each set's elements distributed at random over `chunks` chunks, some of which may get none.
 
-    >>> import torch
     >>> chunks = random_partition([torch.arange(5), torch.arange(2)], 3, torch.Generator().manual_seed(0))
     >>> len(chunks), sum(len(chunk[0]) for chunk in chunks), sum(len(chunk[1]) for chunk in chunks)
     (3, 5, 2)
@@ -113,12 +113,9 @@ def _partitions(sets: list[Tensor], trials: int, generator: torch.Generator) -> 
 
 
 @torch.no_grad()
-def check_mini_batch_consistency(
-    model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
-) -> float:
+def check_mini_batch_consistency(model: Model, sets: Sets, mask: Mask = None, *, trials: int = 5, seed: int = 0) -> float:
     """Every partition of the sets gives the answer of the whole: in chunks of equal size, and `trials` random ones.
 
-    >>> import torch, setstream as ss
     >>> x = torch.randn(2, 50, 8)
     >>> error = ss.testing.check_mini_batch_consistency(ss.SetEncoder(torch.nn.Identity(), ss.UMBC(8, num_slots=4)), x)
     >>> error < 1e-5
@@ -137,29 +134,25 @@ def check_mini_batch_consistency(
 
 
 @torch.no_grad()
-def check_permutation_invariance(
-    model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 5, seed: int = 0
-) -> float:
+def check_permutation_invariance(model: Model, sets: Sets, mask: Mask = None, *, trials: int = 5, seed: int = 0) -> float:
     """The order of the elements does not matter.
 
-    >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.SSE(8, num_slots=4))
     >>> ss.testing.check_permutation_invariance(encoder, [torch.randn(9, 8), torch.randn(3, 8)]) < 1e-5
     True
     """
     subject = Subject(model, sets, mask, seed)
-    largest = 0.0
+    errors = [0.0]
     for trial in range(trials):
         shuffled = [x[torch.randperm(len(x), generator=subject.generator).to(x.device)] for x in subject.sets]
-        largest = max(largest, subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
-    return largest
+        errors.append(subject.judge("permutation invariance", f"random order {trial}", subject.model(shuffled)))
+    return max(errors)
 
 
 @torch.no_grad()
 def check_merge(model: Model, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0) -> float:
     """States add up to the whole's answer: commutative, associative, with `encoder.empty` as zero, also through bytes.
 
-    >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.DeepSets("max"))
     >>> ss.testing.check_merge(encoder, torch.randn(2, 30, 8))
     0.0
@@ -185,12 +178,9 @@ def check_merge(model: Model, sets: Sets, mask: Tensor | None = None, *, trials:
 
 
 @torch.no_grad()
-def check_slot_equivariance(
-    model: SetEncoder, sets: Sets, mask: Tensor | None = None, *, trials: int = 3, seed: int = 0
-) -> float:
+def check_slot_equivariance(model: SetEncoder, sets: Sets, mask: Mask = None, *, trials: int = 3, seed: int = 0) -> float:
     """Reordering the slots reorders the rows of z and does nothing else. For pools that have `permute_slots_`.
 
-    >>> import torch, setstream as ss
     >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.UMBC(8, num_slots=4, slot_residual=True))
     >>> ss.testing.check_slot_equivariance(encoder, torch.randn(2, 30, 8)) < 1e-5
     True

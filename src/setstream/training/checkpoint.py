@@ -35,10 +35,9 @@ UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeErro
 
 def weights_of(place: Path) -> Path:
     """The file of weights at a path: the file itself, a run's final weights, or those of its newest intact checkpoint."""
-    if place.is_file():
-        return place
-    if (place / "model.safetensors").exists():
-        return place / "model.safetensors"
+    for file in (place, place / "model.safetensors"):
+        if file.is_file():
+            return file
     checkpoints = Checkpoints(place / "checkpoints")
     damaged = checkpoints.damaged()
     if steps := [step for step in checkpoints.steps() if step not in damaged]:
@@ -58,15 +57,13 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdigit())
 
     def place(self, step: int) -> Path:
-        """The folder of a checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def damaged(self) -> dict[int, str]:
         """What is wrong with each checkpoint that is newer than the newest intact one; an error if there is none."""
         problems: dict[int, str] = {}
         for step in reversed(self.steps()):
-            problem = _problem(self.place(step))
-            if problem is None:
+            if (problem := _problem(self.place(step))) is None:
                 return problems
             problems[step] = problem
         if problems:

@@ -16,13 +16,8 @@ from setstream.gradients.encode import GRADIENTS
 from setstream.pools.base import AVERAGE
 
 #: The allowed values of options that have few of them.
-CHOICES = {
-    "optimizer": ("adam", "adamw", "sgd"),
-    "schedule": ("constant", "step", "cosine"),
-    "gradient": GRADIENTS,
-    "parallel": ("data", "set"),
-    "amp": ("none", "bf16"),
-}
+CHOICES = {"optimizer": ("adam", "adamw", "sgd"), "schedule": ("constant", "step", "cosine"), "gradient": GRADIENTS}
+CHOICES |= {"parallel": ("data", "set"), "amp": ("none", "bf16")}
 POSITIVE = ("steps", "batch", "chunk_size", "grad_chunks", "threads", "log_every", "evaluate_every", "checkpoint_every")
 #: Options that may change when a run is resumed: they do not change what it computes.
 FREE = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
@@ -91,8 +86,7 @@ class TrainConfig:
             **{f"{name} must be at least 1": getattr(self, name) is None or getattr(self, name) >= 1 for name in POSITIVE},
             "lr must be positive": self.lr > 0,
             "clip must be positive, or left out": self.clip is None or self.clip > 0,
-            "warmup must not be negative": self.warmup >= 0,
-            "weight_decay must not be negative": self.weight_decay >= 0,
+            **{f"{name} must not be negative": getattr(self, name) >= 0 for name in ("warmup", "weight_decay")},
             "beta1 and beta2 lie between 0 and 1": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
             "gradient 'none' trains nothing": self.gradient != "none",
             "chunks is 'average', or left out": self.chunks in (None, AVERAGE),

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy
+import numpy as np
 import torch
 
 from setstream import __version__
@@ -95,15 +95,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     command, commit = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], None
     with suppress(OSError, subprocess.TimeoutExpired):
         commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip() or None
-    return {
-        "setstream": __version__,
-        "python": sys.version.split()[0],
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
-        "commit": commit,
-    }
+    name = f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+    processor = platform.processor() or platform.machine()
+    versions = {"setstream": __version__, "python": sys.version.split()[0], "torch": torch.__version__, "numpy": np.__version__}
+    machine = {"platform": platform.platform(), "processor": processor, "cores": os.cpu_count()}
+    return versions | machine | {"threads": torch.get_num_threads(), "device": name, "commit": commit}

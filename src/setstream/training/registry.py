@@ -1,4 +1,4 @@
-"""Tasks by name, and from the options of a run, or its folder, to its task and its trained model."""
+"""Tasks by name (`TASKS`), and from the options of a run, or its folder, to its task and its trained model."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,23 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from setstream._utils.import_path import find, named_by_file
+from setstream._utils.import_path import TASKS, find, named_by_file
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
 from setstream.models.weights import load_model
 from setstream.training.checkpoint import weights_of
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.task import Task
-
-#: Import paths of the tasks; a module is imported when its task is needed.
-TASKS = {
-    "clustering": "setstream.tasks.clustering:Clustering",
-    "completion": "setstream.tasks.completion:Completion",
-    "documents": "setstream.tasks.documents:Documents",
-    "mil": "setstream.tasks.mil:Mil",
-    "needles": "setstream.tasks.mil.needles:Needles",
-    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
-}
 
 
 def task_class(name: str) -> type[Task]:

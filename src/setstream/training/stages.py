@@ -23,13 +23,12 @@ def _under(name: str, prefixes: list[str]) -> bool:
 
 def freeze(model: nn.Module, prefixes: list[str]) -> None:
     """Switch off the gradient of parameters in these parts of the model."""
-    names = [name for name, _ in model.named_parameters()]
+    parameters = dict(model.named_parameters())
     for prefix in prefixes:
-        if not any(_under(name, [prefix]) for name in names):
-            parts = sorted({".".join(name.split(".")[:2]) for name in names})
+        if not (frozen := [parameters[name] for name in parameters if _under(name, [prefix])]):
+            parts = sorted({".".join(name.split(".")[:2]) for name in parameters})
             raise ConfigurationError(f"freeze: no parameter's name begins with {prefix!r}; there are {', '.join(parts)}")
-    for name, parameter in model.named_parameters():
-        if _under(name, prefixes):
+        for parameter in frozen:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigurationError(f"freeze = {prefixes} leaves nothing to train")
@@ -58,9 +57,8 @@ def begin_with(model: nn.Module, place: str, frozen: list[str]) -> None:
 def make_optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
     """adam, adamw or sgd; weight decay for matrices only, not for biases, norms and other vectors; fused where possible."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed, others = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
-    decays = ((decayed, config.weight_decay), (others, 0.0))
-    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in decays if parameters]
+    kinds = (([p for p in trained if p.dim() > 1], config.weight_decay), ([p for p in trained if p.dim() <= 1], 0.0))
+    groups = [{"params": parameters, "weight_decay": decay} for parameters, decay in kinds if parameters]
     fused = device.type in ("cpu", "cuda")
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, config.lr, momentum=config.beta1, fused=fused)

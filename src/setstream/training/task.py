@@ -36,7 +36,6 @@ Batch = dict[str, Any]
 class Encode:
     """`ss.encode` with the gradient mode and sizes of a run: encode(encoder, sets) gives z.
 
-    >>> import torch
     >>> Encode(gradient="subset", chunk_size=5).sees(torch.randn(2, 100, 3)).shape
     torch.Size([2, 5, 3])
     """

@@ -4,17 +4,13 @@
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from setstream.cli.command import AverageChunks, Builder, Config, Device, Model, Options, Trust, app, command, print_table
-from setstream.errors import ConfigurationError
+from setstream.cli.command import Average, Builder, Config, Device, Model, Options, Trust, Words, app, command, print_table
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 
@@ -44,9 +40,7 @@ def train(
     device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
     threads: Annotated[int | None, Option(help="Threads on a CPU.")] = None,
     amp: Annotated[str | None, Option(help="Mixed precision: none or bf16.")] = None,
-    parallel: Annotated[
-        str | None, Option(help="Under torchrun: data (each process has some sets) or set (a part of every set).")
-    ] = None,
+    parallel: Annotated[str | None, Option(help="Under torchrun: data (some sets each) or set (a part of every set).")] = None,
     option: Options = None,
     resume: Annotated[bool, Option(help="Resume a run in this folder.")] = True,
 ) -> None:
@@ -73,7 +67,7 @@ def crossval(
 @command("setstream.cli.train:run_evaluate", "setstream evaluate runs/umbc -o task.test_sets=2000")
 def evaluate(
     folder: Annotated[Path, Argument(help="A run folder.")],
-    option: Annotated[list[str] | None, Option("-o", "--option", help="task.NAME=VALUE; may be repeated.")] = None,
+    option: Annotated[Words, Option("-o", "--option", help="task.NAME=VALUE; may be repeated.")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, Option("--json", help="Print JSON, for scripts.")] = False,
     trust: Trust = None,
@@ -116,7 +110,7 @@ def encode(
     set_column: Annotated[str | None, Option(help="For tables: the column of set ids.")] = None,
     columns: Annotated[str | None, Option(help="For tables: the feature columns, separated by commas.")] = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out sets that cannot be read, and list them.")] = False,
-    chunks: AverageChunks = None,
+    chunks: Average = None,
     device: Device = "auto",
     builder: Builder = None,
     trust: Trust = None,
@@ -133,25 +127,20 @@ def encode(
 )
 def serve(
     model: Model = "umbc+set-transformer",
-    states: Annotated[
-        str | None,
-        Option(help="A file (SQLite), or postgresql://... when several servers share them.", show_default="MODEL.db"),
-    ] = None,
+    states: Annotated[str | None, Option(help="A file or postgresql://... (several servers).", show_default="MODEL.db")] = None,
     builder: Builder = None,
     trust: Trust = None,
     host: Annotated[str, Option(help="Address to bind to. The default is reachable from this machine only.")] = "127.0.0.1",
     port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[Path | None, Option(help="File of bearer tokens, one per line; or set SETSTREAM_TOKENS.")] = None,
-    allow_host: Annotated[
-        list[str] | None, Option(help="A host name to answer to. Default: all names; on loopback, only its own.")
-    ] = None,
+    allow_host: Annotated[Words, Option(help="A host name to answer to. Default: all; on loopback, only its own.")] = None,
     max_body: Annotated[int, Option(help="Bytes per request.", min=1)] = 16 * 2**20,
     max_elements: Annotated[int, Option(help="Elements per request.", min=1)] = 100_000,
     max_sets: Annotated[int, Option(help="Sets in the store.", min=1)] = 1_000_000,
     connections: Annotated[int, Option(help="Connections at the same time; at most half may be WebSockets.", min=1)] = 4096,
     grace: Annotated[int, Option(help="Seconds that open requests have to finish when the server stops.", min=1)] = 30,
     threads: Annotated[int, Option(help="Threads of the computation.", min=1)] = 1,
-    chunks: AverageChunks = None,
+    chunks: Average = None,
     device: Device = "auto",
     log_level: Annotated[str, Option(help="info (one line per request), warning or error.")] = "info",
 ) -> None:
@@ -175,23 +164,6 @@ def demo(
     points: Annotated[int, Option(help="Points in the set.", min=16)] = 512,
 ) -> None:
     """Stream one set in four orders through two trained models, and compare their answers."""
-
-
-@app.command(
-    epilog="[bold]Examples[/bold]\n\nsetstream bench pooling\n\nsetstream bench memory --sizes 1000 100000 --modes full exact",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
-def bench(
-    context: typer.Context,
-    name: Annotated[str, Argument(help="pooling, step, memory, variance, io, scale, ...: a script in the folder.")],
-    folder: Annotated[Path, Option(help="The folder of benchmarks in a checkout of setstream.")] = Path("benchmarks"),
-) -> None:
-    """Run one of the benchmarks; further options are passed to it."""
-    script = folder / f"{name}.py"
-    if not script.is_file():
-        names = ", ".join(sorted(file.stem for file in folder.glob("*.py"))) or "none: run this in a checkout of setstream"
-        raise ConfigurationError(f"there is no benchmark {script}; there are {names}")
-    raise typer.Exit(subprocess.run([sys.executable, str(script), *context.args], check=False).returncode)
 
 
 @app.command()

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from setstream.cli.command import STYLE, Builder, Device, Model, Trust, app, command
+from setstream.cli.command import STYLE, Builder, Device, Model, Trust, Words, app, command
 
 group = typer.Typer(help="Whole-slide images: patches, features, heat maps.", **STYLE)
 app.add_typer(group, name="slides")
 CONTINUES = "If it is stopped, the same command continues: finished slides are skipped."
 Slides = Annotated[Path, Argument(help="A slide, or a folder of slides.")]
-Without = Annotated[list[str] | None, Option(help="Leave out files and folders with this word in their name.")]
+Without = Annotated[Words, Option(help="Leave out files and folders with this word in their name.")]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Leave out slides that cannot be read, and list them.")]
 
 
@@ -62,8 +62,7 @@ def features(
 
 @command(
     "setstream.cli.slides:run_heatmap",
-    "setstream slides heatmap runs/umbc slides/a.svs --out maps "
-    "--features job/20x_256px_0px_overlap/features_efficientnet-lite0/a.h5",
+    "setstream slides heatmap runs/umbc slides/a.svs --out maps --features job/20x_256px_0px_overlap/features_small/a.h5",
     "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)",
     group=group,
 )
@@ -71,13 +70,9 @@ def heatmap(
     model: Model,
     slide: Annotated[Path, Argument(help="The slide.")],
     out: Annotated[Path, Option(help="Folder for SLIDE.png and the table.")],
-    features_of: Annotated[
-        Path | None, Option("--features", help="The slide's file of features; without it the model reads patches.")
-    ] = None,
+    features_of: Annotated[Path | None, Option("--features", help="File of features; else the model reads patches.")] = None,
     patches: Annotated[Path | None, Option(help="The slide's file of patches, for a model that reads patches.")] = None,
-    score: Annotated[
-        str, Option(help="The score to draw and list: evidence (lists all scores), attention, alone or instance.")
-    ] = "evidence",
+    score: Annotated[str, Option(help="The score to draw: evidence (lists all), attention, alone or instance.")] = "evidence",
     table: Annotated[str, Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
     chunk_size: Annotated[int, Option(help="Elements per chunk.", min=1)] = 256,
     device: Device = "auto",

@@ -5,8 +5,6 @@ from setstream._utils.optional import need
 need("sklearn", "sklearn", "these estimators")
 
 from setstream.integrations.sklearn.base import SetEstimator  # noqa: E402 - only after the extra is known to be there
-from setstream.integrations.sklearn.classifier import SetClassifier  # noqa: E402
-from setstream.integrations.sklearn.featurizer import SetFeaturizer  # noqa: E402
-from setstream.integrations.sklearn.regressor import SetRegressor  # noqa: E402
+from setstream.integrations.sklearn.estimators import SetClassifier, SetFeaturizer, SetRegressor  # noqa: E402
 
 __all__ = ["SetClassifier", "SetEstimator", "SetFeaturizer", "SetRegressor"]

@@ -159,5 +159,5 @@ class SetEstimator(BaseEstimator):
         sets, encode = read_sets(self, X, reset=False), Encode("none", self.chunk_size, 1)
         change = change or cast(StreamsHead, self.model_.head).streams
         with evaluating(self.model_), naming_the_set(sets, self.chunk_size):
-            batched = (batch for _, batch in batches(sets, self.chunk_size))
-            return torch.cat([change(encode_sets(self.model_, encode, batch)).cpu() for batch in batched])
+            batched = batches(sets, self.chunk_size)
+            return torch.cat([change(encode_sets(self.model_, encode, sets[batch])).cpu() for batch in batched])

@@ -22,6 +22,7 @@ from setstream.integrations.sklearn.network import StreamsHead
 from setstream.integrations.sklearn.sets import Sources
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
+from setstream.sets.partition import runs
 from setstream.sets.source import ArraySource, PartSource, SetSource
 from setstream.training.config import TrainConfig
 from setstream.training.record import Progress
@@ -32,10 +33,8 @@ from setstream.training.task import Encode
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
 Loss = Callable[[SetModel, Encode, Sources, Tensor], Tensor]
 HeldOut = tuple[Sources, Tensor]
-# Smaller changes of the held-out loss do not count.
-TOLERANCE = 1e-4
-#: τ of the loss between halves.
-TEMPERATURE = 0.1
+TOLERANCE = 1e-4  # smaller changes of the held-out loss do not count
+TEMPERATURE = 0.1  # τ of the loss between halves
 
 
 def encode_sets(model: SetModel, encode: Encode, sets: Sources) -> Any:
@@ -104,22 +103,14 @@ class Training:
     def _test(self, sets: Sources, targets: Tensor) -> float:
         total = 0.0
         with evaluating(self.model):
-            for start, batch in batches(sets, self.encode.chunk_size):
-                target = targets[start : start + len(batch)].to(self.device)
-                total += float(self.loss(self.model, self.encode, batch, target).sum())
+            for batch in batches(sets, self.encode.chunk_size):
+                total += float(self.loss(self.model, self.encode, sets[batch], targets[batch].to(self.device)).sum())
         return total / len(sets)
 
 
-def batches(sets: Sources, chunk_size: int, most: int = 64) -> Iterator[tuple[int, Sources]]:
-    """Sets in their order, batches of at most eight chunks of elements, each with the number of its first set."""
-    start, batch, size = 0, Sources(), 0
-    for number, one in enumerate(sets):
-        if batch and (size + len(one) > 8 * chunk_size or len(batch) >= most):
-            yield start, batch
-            start, batch, size = number, Sources(), 0
-        batch.append(one)
-        size += len(one)
-    yield start, batch
+def batches(sets: Sources, chunk_size: int) -> Iterator[slice]:
+    """Batches of at most 64 consecutive sets and eight chunks of elements."""
+    return runs(map(len, sets), 8 * chunk_size, 64)
 
 
 def class_loss(model: SetModel, encode: Encode, sets: Sources, target: Tensor) -> Tensor:

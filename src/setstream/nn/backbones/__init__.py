@@ -1,6 +1,5 @@
 """Backbones by name: from images (n, 3, H, W) to features (n, out_dim), each image on its own.
 
->>> import torch
 >>> net = backbone("resnet18", width=8)
 >>> net(torch.rand(2, 3, 64, 64)).shape, net.out_dim
 (torch.Size([2, 256]), 256)

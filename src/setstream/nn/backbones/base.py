@@ -20,8 +20,7 @@ from setstream.errors import DataError, ShapeError
 from setstream.models.weights import load_tensors
 
 Colour = tuple[float, float, float]
-#: The name of the backbone's network in models of `setstream.tasks.mil`.
-OF_A_RUN = "encoder.phi.backbone.net."
+OF_A_RUN = "encoder.phi.backbone.net."  # the backbone's network in models of `setstream.tasks.mil`
 
 
 class Backbone(nn.Module):

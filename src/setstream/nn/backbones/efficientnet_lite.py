@@ -74,13 +74,8 @@ class EfficientNetLite0(nn.Module):
 
 
 # Each convolution of the package (those of a block begin with _blocks.<number>.), the batch norm after it, and our name.
-NAMES = {
-    "_conv_stem": ("_bn0", "stem"),
-    "_conv_head": ("_bn1", "head"),
-    "_expand_conv": ("_bn0", "expand"),
-    "_depthwise_conv": ("_bn1", "depthwise"),
-    "_project_conv": ("_bn2", "project"),
-}
+NAMES = {"_conv_stem": ("_bn0", "stem"), "_conv_head": ("_bn1", "head"), "_expand_conv": ("_bn0", "expand")}
+NAMES |= {"_depthwise_conv": ("_bn1", "depthwise"), "_project_conv": ("_bn2", "project")}
 
 
 def fold(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

