@@ -49,7 +49,7 @@ def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
     return {code: {"model": answers.Problem, "description": REASONS[code]} for code in sorted({400, 401, 403, 421, *codes})}
 
 
-def service_of(connection: HTTPConnection) -> Service:
+async def service_of(connection: HTTPConnection) -> Service:
     """The service that the application was made with."""
     return connection.app.state.service
 
