@@ -10,9 +10,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import random
 import re
 import time
-import uuid
 from typing import Any
 
 from fastapi import FastAPI
@@ -126,7 +126,7 @@ class _Exchange:
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self.guard, self.scope, self._receive, self._send = guard, scope, receive, send
         client_id = Headers(scope=scope).get("x-request-id", "")
-        self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
+        self.id = client_id if REQUEST_ID.fullmatch(client_id) else f"{random.getrandbits(128):032x}"
         self.began = time.perf_counter()
         self.status, self.size, self.whole = 0, 0, scope["type"] == "websocket"
         scope.setdefault("state", {})

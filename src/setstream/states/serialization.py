@@ -31,7 +31,7 @@ FORMAT = "setstream.state"
 VERSION = 2
 
 
-BEFORE_CHECKSUM = rb'\"checksum\": \"'
+BEFORE_CHECKSUM = rb"\"checksum\": \""
 
 
 class _Layout(NamedTuple):
@@ -58,9 +58,14 @@ _layouts: dict[Hashable, _Layout] = {}
 MOST_LAYOUTS = 256
 
 
+def header_of(data: bytes) -> bytes:
+    """The header of a state's bytes. States with equal headers are equal: it holds the checksum."""
+    return data[: 8 + int.from_bytes(data[:8], "little")]
+
+
 def _split(data: bytes) -> tuple[bytes, str, bytes, int]:
     """The header around its checksum, the checksum, and where the header ends; for any bytes."""
-    start = 8 + int.from_bytes(data[:8], "little")
+    start = len(header_of(data))
     first = min(start, data.find(BEFORE_CHECKSUM, 0, start) + len(BEFORE_CHECKSUM))
     return data[:first], data[first : first + 32].decode("ascii", "replace"), data[first + 32 : start], start
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor
 from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreFullError, UnknownSetError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
+from setstream.states import serialization
 from setstream.states.fingerprint import Origin
 from setstream.states.state import MOST_ELEMENTS, State
 from setstream.stores import checks
@@ -35,8 +36,8 @@ from setstream.stores.sqlite import SqliteRows
 __all__ = ["Change", "Changed", "StateStore"]
 
 VERSION = 1
-# Bytes of the states that are kept parsed: the last half and the half before it, with as much again for their tensors.
-CACHE_BYTES = 2**25
+# Bytes of the states that are kept parsed: the latest half, and the half before it.
+CACHE_BYTES = 2**26
 
 
 class StateStore(AbstractContextManager["StateStore"]):
@@ -135,7 +136,11 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def count_and_prediction(self, id: str) -> tuple[int, Any]:
         """How many elements a set has seen, and the model's prediction for them."""
-        state = self._parsed(id, self.get_bytes(id))
+        data = self.get_bytes(id)
+        state = self._cached(id, data)
+        if state is None:
+            state = self.parse(data)
+            self._keep([(id, data, state)])
         return int(state.count), self.finalize(state)
 
     @torch.no_grad()
@@ -166,8 +171,10 @@ class StateStore(AbstractContextManager["StateStore"]):
         suspects: set[str] = set()
         with self.rows.transaction(ids) as transaction:
             stored = transaction.read(ids)
+            known = self._parse_all(stored)
             while True:
-                results, states, parts = self._changed(changes, stored, inf if room is None else room, refused, suspects)
+                room = inf if room is None else room
+                results, states, parts = self._changed(changes, stored, known, room, refused, suspects)
                 bad = checks.unreadable(self.finalize, [*parts, *states.values()])
                 bad_parts = {id(change.part): bad[id(change.part)] for change in changes if id(change.part) in bad}
                 bad_sets = {name for name, state in states.items() if id(state) in bad} - suspects
@@ -177,30 +184,40 @@ class StateStore(AbstractContextManager["StateStore"]):
             rows = [_row(name, states[name]) for name in sorted(states)]
             transaction.write(rows)
         given = {id(part) for part in parts}  # parts belong to callers, or share memory with others; sums belong to the store
-        self._keep([(name, data, states[name]) for name, _, data in rows if id(states[name]) not in given])
+        self._keep((name, data, states[name]) for name, _, data in rows if id(states[name]) not in given)
         return results
 
     def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
-        """Keep states parsed, with their bytes. All states of one sum are dropped together, as they share memory."""
+        """Keep states parsed. Those that were summed or read together share memory, and are dropped together."""
         with self.rows.cache_lock:
             for name, data, state in rows:
-                self._cache[name] = data, state
+                self._cache[name] = serialization.header_of(data), state
                 self._cache_bytes += len(data)
             if self._cache_bytes > CACHE_BYTES // 2:
                 self._old_cache, self._cache, self._cache_bytes = self._cache, {}, 0
 
-    def _parsed(self, name: str, data: bytes) -> State:
-        """The state in the bytes of a row; parsed once while they stay the same, whoever writes them."""
+    def _cached(self, name: str, data: bytes) -> State | None:
+        """The state in the bytes of a row, if it is kept. The checksum in their header tells, whichever process wrote them."""
         with self.rows.cache_lock:
-            cached = self._cache.get(name) or self._old_cache.get(name)
-        if cached is not None and cached[0] == data:
-            return cached[1]
-        state = self.parse(data)
-        self._keep([(name, data, state)])
-        return state
+            header, state = self._cache.get(name) or self._old_cache.get(name) or (b"", None)
+        return state if header == serialization.header_of(data) else None
+
+    def _parse_all(self, stored: Mapping[str, bytes]) -> dict[str, State]:
+        """The states in the bytes of rows, checked together; without those that must be parsed alone."""
+        states = {name: state for name, data in stored.items() if (state := self._cached(name, data)) is not None}
+        origin = Origin(None, self.encoder.origin.fingerprint)
+        with suppress(SetstreamError):
+            parsed = {name: State(*serialization.parse(data)) for name, data in stored.items() if name not in states}
+            ours = {name: state for name, state in parsed.items() if state.fingerprint == origin.fingerprint}
+            if ours:
+                batch = checks.stack([State(state.accumulators, state.count, origin) for state in ours.values()]).checked()
+                batch = batch.to(self.encoder.device or torch.device("cpu"))
+                self.encoder.check_state(batch)
+                states |= zip(ours, batch, strict=True)
+        return states
 
     def _changed(
-        self, changes: Sequence[Change], stored: Mapping[str, bytes], room: float,
+        self, changes: Sequence[Change], stored: Mapping[str, bytes], known: dict[str, State], room: float,
         refused: Mapping[int, SetstreamError], suspects: Collection[str],
     ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:  # fmt: skip
         """The result of each change, the new states by id, and the parts in them.
@@ -211,7 +228,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         states: dict[str, State] = {}
         parts: dict[int, State] = {}
         waiting: dict[str, tuple[int, State, State]] = {}  # sums of different sets are made together
-        origin = self.encoder.empty(1).origin  # computed once for all parts that were just made with these weights
+        origin = self.encoder.origin  # computed once for all parts that were just made with these weights
 
         def add_waiting() -> None:
             wholes = checks.sums([(before, part) for _, before, part in waiting.values()]) if waiting else []
@@ -224,7 +241,9 @@ class StateStore(AbstractContextManager["StateStore"]):
             waiting.clear()
 
         def state_of(name: str) -> State | None:
-            return self._parsed(name, stored[name]) if name in stored and name not in states else states.get(name)
+            if name in stored and name not in known:
+                known[name] = self.parse(stored[name])
+            return states.get(name, known.get(name))
 
         for place, change in enumerate(changes):
             try:
