@@ -1,17 +1,16 @@
 """The routes of the HTTP interface."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
 from fastapi.exceptions import RequestValidationError
 from fastapi.requests import HTTPConnection
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setstream.serve import answers
 from setstream.serve.bodies import ARROW, JSON, NPY
@@ -59,25 +58,8 @@ async def service_of(connection: HTTPConnection) -> Service:
 
 Served = Annotated[Service, Depends(service_of)]
 Id = Annotated[answers.SetId, Path(pattern=answers.ID_PATTERN, description="The set's id.", examples=["customer-7"])]
-VALID_ID = TypeAdapter(answers.SetId)
+VALID_ID = TypeAdapter(answers.SetId).validator
 router = APIRouter()
-
-
-class DirectRoute(APIRoute):
-    """A route for (id, request, service) without FastAPI's dependencies and models, which take longer than reading the body."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The route's function. An invalid id goes to FastAPI, which says what is wrong with it."""
-        refuse = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                id = VALID_ID.validate_python(request.path_params["id"])
-            except ValidationError:
-                return await refuse(request)
-            return JSONResponse(await self.endpoint(id, request, request.app.state.service))
-
-        return handle
 
 
 def content_type(request: Request, *allowed: str) -> str:
@@ -88,14 +70,36 @@ def content_type(request: Request, *allowed: str) -> str:
     return kind
 
 
-async def append(id: Id, request: Request, service: Served) -> dict[str, Any]:
+@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=ELEMENTS_BODY)
+async def append(id: Id, request: Request, service: Served) -> answers.SetInfo:
     """Add elements to a set, which is created if it is new. Answered when they are committed."""
     kind = content_type(request, JSON, NPY, ARROW)
-    return {"id": id, "count": await service.append(id, kind, await request.body())}
+    return answers.SetInfo(id=id, count=await service.append(id, kind, await request.body()))
 
 
-about: Any = {"responses": problems(*CHANGES), "openapi_extra": ELEMENTS_BODY, "response_model": answers.SetInfo}
-router.add_api_route("/sets/{id}/elements", append, methods=["POST"], route_class_override=DirectRoute, **about)
+APPEND = router.routes[-1]
+
+
+def append_directly(api: FastAPI) -> ASGIApp:
+    """The application; appends skip FastAPI's routing, dependencies and models, which would take longer than reading them."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope.get("path", "")
+        id = path.removeprefix("/sets/").removesuffix("/elements")
+        if scope.get("method") != "POST" or path != f"/sets/{id}/elements" or not VALID_ID.isinstance_python(id):
+            await api(scope, receive, send)
+            return
+        scope.update(app=api, route=APPEND)
+        request, failure = Request(scope, receive), None
+        try:
+            answer = JSONResponse((await append(id, request, api.state.service)).model_dump())
+        except Exception as error:
+            answer, failure = await answers.on_error(request, error), error
+        await answer(scope, receive, send)
+        if failure is not None and answer.status_code == 500:
+            raise failure
+
+    return app
 
 
 @router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=MERGE_BODY)
