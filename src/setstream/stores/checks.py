@@ -61,34 +61,28 @@ def checked_id(id: object) -> str:
 
 
 def stack(states: Sequence[State]) -> State:
-    """`State.cat` of states of one encoder. Faster, as it compares less; MismatchError unless they have one layout."""
-    first = states[0]
-    kinds = first.kinds()
+    """`State.cat` of states that one encoder has checked: faster, as it compares less. MismatchError if their shapes differ."""
+    first, kinds = states[0], states[0].kinds()
     if not all(one.origin is first.origin and one.kinds() == kinds for one in states):
-        raise MismatchError("these states were not read by one encoder")
+        raise MismatchError("these states are of different encoders")
+
+    def cat(name: str, key: str) -> Tensor:
+        return torch.cat([state.accumulators[name][key] for state in states])
+
     try:
-        accumulators = {
-            name: type(one)(**{key: torch.cat([state.accumulators[name][key] for state in states]) for key in one.tensors})
-            for name, one in first.accumulators.items()
-        }
+        named = {name: type(one)(**{key: cat(name, key) for key in one.tensors}) for name, one in first.accumulators.items()}
     except (RuntimeError, KeyError) as error:
         raise MismatchError(f"these states have different shapes: {error}") from error
-    return State(accumulators, torch.cat([state.count for state in states]), first.origin)
+    return State(named, torch.cat([state.count for state in states]), first.origin)
 
 
 def sums(pairs: Sequence[tuple[State, State]]) -> list[State | SetstreamError]:
-    """a + b of each pair, or the error: all in one sum, or one by one if they differ in shape or one of them fails."""
+    """a + b of each pair, or the error: all in one sum, or by halves if they differ in shape or one of them fails."""
     try:
-        return list(stack([a for a, _ in pairs]) + stack([b for _, b in pairs]))
-    except SetstreamError:
-        return [_sum(a, b) for a, b in pairs]
-
-
-def _sum(a: State, b: State) -> State | SetstreamError:
-    try:
-        return a + b
+        return list(stack([a for a, _ in pairs]) + stack([b for _, b in pairs])) if pairs else []
     except SetstreamError as error:
-        return error
+        half = len(pairs) // 2
+        return sums(pairs[:half]) + sums(pairs[half:]) if half else [error]
 
 
 def must_be_readable(finalize: Callable[[State], Any], states: Sequence[State]) -> None:

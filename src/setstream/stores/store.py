@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -136,11 +136,7 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def count_and_prediction(self, id: str) -> tuple[int, Any]:
         """How many elements a set has seen, and the model's prediction for them."""
-        data = self.get_bytes(id)
-        state = self._cached(id, data)
-        if state is None:
-            state = self.parse(data)
-            self._keep([(id, data, state)])
+        state = self._parsed(id, self.get_bytes(id), keep=True)
         return int(state.count), self.finalize(state)
 
     @torch.no_grad()
@@ -171,10 +167,8 @@ class StateStore(AbstractContextManager["StateStore"]):
         suspects: set[str] = set()
         with self.rows.transaction(ids) as transaction:
             stored = transaction.read(ids)
-            known = self._parse_all(stored)
             while True:
-                room = inf if room is None else room
-                results, states, parts = self._changed(changes, stored, known, room, refused, suspects)
+                results, states, parts = self._changed(changes, stored, inf if room is None else room, refused, suspects)
                 bad = checks.unreadable(self.finalize, [*parts, *states.values()])
                 bad_parts = {id(change.part): bad[id(change.part)] for change in changes if id(change.part) in bad}
                 bad_sets = {name for name, state in states.items() if id(state) in bad} - suspects
@@ -196,28 +190,17 @@ class StateStore(AbstractContextManager["StateStore"]):
             if self._cache_bytes > CACHE_BYTES // 2:
                 self._old_cache, self._cache, self._cache_bytes = self._cache, {}, 0
 
-    def _cached(self, name: str, data: bytes) -> State | None:
-        """The state in the bytes of a row, if it is kept. The checksum in their header tells, whichever process wrote them."""
+    def _parsed(self, name: str, data: bytes, keep: bool = False) -> State:
+        """The state in a row's bytes, which is not parsed if one with the same header, which holds a checksum, is kept."""
         with self.rows.cache_lock:
             header, state = self._cache.get(name) or self._old_cache.get(name) or (b"", None)
-        return state if header == serialization.header_of(data) else None
-
-    def _parse_all(self, stored: Mapping[str, bytes]) -> dict[str, State]:
-        """The states in the bytes of rows, checked together; without those that must be parsed alone."""
-        states = {name: state for name, data in stored.items() if (state := self._cached(name, data)) is not None}
-        origin = Origin(None, self.encoder.origin.fingerprint)
-        with suppress(SetstreamError):
-            parsed = {name: State(*serialization.parse(data)) for name, data in stored.items() if name not in states}
-            ours = {name: state for name, state in parsed.items() if state.fingerprint == origin.fingerprint}
-            if ours:
-                batch = checks.stack([State(state.accumulators, state.count, origin) for state in ours.values()]).checked()
-                batch = batch.to(self.encoder.device or torch.device("cpu"))
-                self.encoder.check_state(batch)
-                states |= zip(ours, batch, strict=True)
-        return states
+        if state is None or header != serialization.header_of(data):
+            state = self.parse(data)
+            self._keep([(name, data, state)] if keep else [])
+        return state
 
     def _changed(
-        self, changes: Sequence[Change], stored: Mapping[str, bytes], known: dict[str, State], room: float,
+        self, changes: Sequence[Change], stored: Mapping[str, bytes], room: float,
         refused: Mapping[int, SetstreamError], suspects: Collection[str],
     ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:  # fmt: skip
         """The result of each change, the new states by id, and the parts in them.
@@ -231,7 +214,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         origin = self.encoder.origin  # computed once for all parts that were just made with these weights
 
         def add_waiting() -> None:
-            wholes = checks.sums([(before, part) for _, before, part in waiting.values()]) if waiting else []
+            wholes = checks.sums([(before, part) for _, before, part in waiting.values()])
             for (name, (place, *_)), whole in zip(waiting.items(), wholes, strict=True):
                 if isinstance(whole, State):
                     states[name] = whole
@@ -241,9 +224,7 @@ class StateStore(AbstractContextManager["StateStore"]):
             waiting.clear()
 
         def state_of(name: str) -> State | None:
-            if name in stored and name not in known:
-                known[name] = self.parse(stored[name])
-            return states.get(name, known.get(name))
+            return self._parsed(name, stored[name]) if name in stored and name not in states else states.get(name)
 
         for place, change in enumerate(changes):
             try:
