@@ -282,7 +282,7 @@ def test_damaged_files_and_folders_are_told_so(tmp_path):
             data[rng.randrange(len(data))] = rng.randrange(256)
         if round % 3 == 1:
             page = 4096 * rng.randrange(len(data) // 4096)
-            data[page : page + 4096] = bytes(4096)
+            data[page : page + 4096] = bytes(4096)  # a page of a file of 0.1, or a quarter of one
         path.write_bytes(data)
         for side in ("-wal", "-shm"):
             path.with_name(path.name + side).unlink(missing_ok=True)

@@ -44,7 +44,10 @@ class SqliteRows(Rows):
             if self._reader is None:
                 self._reader = self._connect()
             try:
-                return self._reader.execute(statement.replace("%s", "?"), values).fetchall()
+                rows = self._reader.execute(statement.replace("%s", "?"), values).fetchall()
+                if any(None in row for row in rows):
+                    raise sqlite3.DatabaseError("malformed row: a value is missing")
+                return rows
             except BROKEN as error:
                 raise self._wrong(error, "read") from error
 
