@@ -1,4 +1,4 @@
-"""Load on `setstream serve` over loopback: appends a second, latencies, and whether anything that was answered is missing.
+"""Load on `setstream serve` over loopback: appends per second, CPU, latencies, reads, and answered appends that are missing.
 
     python benchmarks/serve.py                              10 s of load, 1,000 sets, two client processes, SQLite
     python benchmarks/serve.py --kill                       SIGKILL in the middle, and a new server on the same file
@@ -112,6 +112,23 @@ def counts_of(port: int) -> dict[str, int]:
     return found
 
 
+def reads_of(port: int, ids: list[str], reads: int = 500) -> str:
+    """Predictions one after another over one connection: their median time, and the server's CPU for each."""
+    import httpx
+
+    seconds: list[float] = []
+    _, cpu = facts_of(port)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        for turn in range(reads):
+            begin = time.perf_counter()
+            client.get(f"/sets/{ids[turn % len(ids)]}/prediction").raise_for_status()
+            seconds.append(time.perf_counter() - begin)
+    _, cpu_after = facts_of(port)
+    return (
+        f"{reads} predictions: median {1000 * statistics.median(seconds):.1f} ms, CPU {1000 * (cpu_after - cpu) / reads:.2f} ms"
+    )
+
+
 def facts_of(port: int) -> tuple[float, float]:
     """Changes that shared a commit, on average, and the CPU seconds that the server took so far."""
     import httpx
@@ -167,6 +184,7 @@ def main() -> None:
         found = [json.loads(worker.communicate()[0]) for worker in workers]
         port = int(port_file.read_text())
         kept, (together, cpu_after) = counts_of(port), facts_of(port)
+        reads = reads_of(port, list(kept))
         server.send_signal(signal.SIGTERM)
         server.wait()
     seconds = sorted(own for client in found for own in client["seconds"])
@@ -180,10 +198,10 @@ def main() -> None:
     row += [f"{1000 * percentiles[place]:.0f} ms" for place in (49, 98)]
     row += ["" if options.kill else f"{1000 * (cpu_after - cpu) / len(seconds):.2f} ms"]
     row += [f"{together:.0f}", f"{sum(answered):,}", f"{missing}", f"{strange}"]
-    titles = ("sets", "appends/s", "elements/s", "median", "p99", "CPU an append", "changes a commit", "answered elements")
+    titles = ("sets", "appends/s", "elements/s", "median", "p99", "CPU per append", "changes per commit", "answered elements")
     print(f"| {' | '.join((*titles, 'missing', 'more than sent'))} |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    print(f"| {' | '.join(row)} |")
+    print(f"| {' | '.join(row)} |\n\n{reads}")
     if options.kill:
         print(f"\nkilled once; {down:.1f} s until the next server answered; {sum(unsure)} elements were on their way, ", end="")
         print(f"{sum(new) - sum(answered)} of them kept")

@@ -1,5 +1,6 @@
 """States as bytes and files, and states from outside that were edited."""
 
+import json
 import pickle
 
 import pytest
@@ -35,6 +36,23 @@ def test_bytes_and_files_round_trip(pool, x, tmp_path):
             for key, tensor in part.tensors.items():
                 assert torch.equal(again.accumulators[name][key], tensor)
                 assert again.accumulators[name][key].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("pool", [ss.UMBC(8, 4), ss.DeepSets("max"), ss.Parallel(a=ss.UMBC(8, 4), b=ss.DeepSets("min"))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_bytes_are_those_of_safetensors(pool, dtype, x):
+    """For the first state of an encoder and for later ones, which are written and read without safetensors."""
+    encoder = make(pool)
+    for chunk in (x, x + 1, x * 2):
+        state = encoder.update(None, chunk).detach().to(dtype)
+        data = state.to_bytes()
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        tensors = {name: tensor.clone() for name, tensor in (state.tensors() | {"count": state.count}).items()}
+        assert data == safetensors_save(tensors, header["__metadata__"])
+        again = ss.State.from_bytes(data)
+        assert again.to_bytes() == data
+        for name, tensor in again.tensors().items():
+            assert torch.equal(tensor, tensors[name])
 
 
 def test_a_state_of_a_training_pass_keeps_its_draw(x):

@@ -282,7 +282,7 @@ def test_damaged_files_and_folders_are_told_so(tmp_path):
             data[rng.randrange(len(data))] = rng.randrange(256)
         if round % 3 == 1:
             page = 4096 * rng.randrange(len(data) // 4096)
-            data[page : page + 4096] = bytes(4096)
+            data[page : page + 4096] = bytes(4096)  # a page of a file of 0.1, or a quarter of one
         path.write_bytes(data)
         for side in ("-wal", "-shm"):
             path.with_name(path.name + side).unlink(missing_ok=True)
@@ -446,3 +446,48 @@ def test_forget_is_the_former_name_of_delete(store):
     with pytest.warns(DeprecationWarning, match=r"delete\(id\)"):
         assert store.forget("a")
     assert "a" not in store
+
+
+def test_a_round_is_the_same_as_its_changes_one_by_one(tmp_path):
+    """Sums of different sets are made together, but in the order of the changes."""
+    model = make()
+    encode = torch.no_grad()(lambda n: model.encoder.update(None, [torch.randn(n, 3)]))
+    torch.manual_seed(0)
+    before = [Change(id, encode(4)) for id in "abcd"]
+    rounds = [before, [Change("a", encode(1)), Change("b", encode(2)), Change("a", encode(3)), Change("c", "a")]]
+    rounds += [[Change("a", encode(1)), Change("a", encode(5), replace=True), Change("b", "a"), Change("d", "new")]]
+    rounds += [[Change("new", encode(1)), Change("d", "new"), Change("new", encode(2)), Change("d", encode(1))]]
+    with ss.StateStore(tmp_path / "one.db", model) as one, ss.StateStore(tmp_path / "many.db", model) as many:
+        for changes in rounds:
+            together = many.apply(changes)
+            alone = [one.apply([change])[0] for change in changes]
+            assert list(map(str, together)) == [str(result).replace("one.db", "many.db") for result in alone]
+        assert many.counts() == one.counts() == [("a", 5), ("b", 11), ("c", 12), ("d", 6), ("new", 3)]
+        for id in many.ids():
+            assert many.get_bytes(id) == one.get_bytes(id)
+
+
+def test_two_stores_on_one_file_see_each_others_commits(tmp_path):
+    """What a store keeps parsed is compared with the row."""
+    x = torch.randn(30, 3)
+    with ss.StateStore(tmp_path / "s.db", make()) as one, ss.StateStore(tmp_path / "s.db", make()) as other:
+        for turn, piece in enumerate(x.split(5)):
+            (one, other)[turn % 2].update("a", piece)
+            expected = make()(x[None, : 5 * turn + 5])
+            for store in (one, other, one):
+                torch.testing.assert_close(store.predict("a"), expected, rtol=1e-4, atol=1e-5)
+        other.delete("a")
+        with pytest.raises(StoreError, match="no set 'a'"):
+            one.predict("a")
+        assert one.update("a", x[:2]) == 2
+        torch.testing.assert_close(other.predict("a"), make()(x[None, :2]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_cache_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("setstream.stores.store.CACHE_BYTES", 2000)
+    x = torch.randn(8, 5, 3)
+    with ss.StateStore(tmp_path / "s.db", make()) as store:
+        for piece in x.split(1, dim=1):
+            store.apply([Change(str(id), state) for id, state in enumerate(make().encoder.update(None, piece).detach())])
+        for id in range(8):
+            torch.testing.assert_close(store.predict(str(id)), make()(x[id : id + 1]), rtol=1e-4, atol=1e-5)

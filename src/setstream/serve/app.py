@@ -29,7 +29,7 @@ from setstream.serve.connections import Connection
 from setstream.serve.guard import Guard, Metrics, logger
 from setstream.serve.options import Options
 from setstream.serve.playground import session
-from setstream.serve.routes import router
+from setstream.serve.routes import append_directly, router
 from setstream.serve.service import Service
 from setstream.stores.store import StateStore
 
@@ -77,7 +77,7 @@ def create_app(store: StateStore, options: Options | None = None, name: str = "m
     api.include_router(router)
     api.include_router(session.router)
     pages = {add_page(api, file) for file in PAGES.iterdir() if file.is_file()}
-    return Guard(api, options, metrics, frozenset({"/health", *pages}))
+    return Guard(append_directly(api), api, options, metrics, frozenset({"/health", *pages}))
 
 
 def add_page(api: FastAPI, file: Path) -> str:

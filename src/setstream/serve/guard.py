@@ -10,16 +10,16 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import random
 import re
 import time
-import uuid
 from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from setstream.serve.answers import problem
 from setstream.serve.options import BODY_START, Options
@@ -58,10 +58,10 @@ class Metrics:
 
 
 class Guard:
-    """The service with its checks, as an ASGI application; `api` is the service itself."""
+    """The service with its checks, as an ASGI application; `app` is the service itself, which `api` documents."""
 
-    def __init__(self, api: FastAPI, options: Options, metrics: Metrics, open_paths: frozenset[str]) -> None:
-        self.api, self.options, self.metrics, self.open_paths = api, options, metrics, open_paths
+    def __init__(self, app: ASGIApp, api: FastAPI, options: Options, metrics: Metrics, open_paths: frozenset[str]) -> None:
+        self.app, self.api, self.options, self.metrics, self.open_paths = app, api, options, metrics, open_paths
         self.body_bytes = 0  # of all bodies that are in memory
         self._digests = [hashlib.sha256(token.encode()).digest() for token in options.tokens]
 
@@ -77,7 +77,7 @@ class Guard:
             except HTTPException as refusal:
                 await exchange.refuse(refusal)
             else:
-                await self.api(scope, exchange.receive, exchange.send)
+                await self.app(scope, exchange.receive, exchange.send)
         except Exception:  # answered already, with a 500 without details
             logger.exception("failure", extra={"facts": {"request": exchange.id}})
         finally:
@@ -90,7 +90,8 @@ class Guard:
         raw = scope.get("raw_path") or b""
         if re.search(rb"%(2f|5c|[01][0-9a-f]|7f)", raw.lower()) or "\\" in path or {".", ".."} & set(path.split("/")):
             raise HTTPException(400, "the path holds an encoded slash, a backslash, a control character, or . or .. as a part")
-        if twice := [header for header in ONCE if len(headers.getlist(header)) > 1]:
+        names = headers.keys()
+        if len(names) > len(set(names)) and (twice := [header for header in ONCE if names.count(header) > 1]):
             raise HTTPException(400, f"the header {twice[0]} was sent twice")
         host = headers.get("host", "").lower()
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
@@ -126,7 +127,7 @@ class _Exchange:
     def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         self.guard, self.scope, self._receive, self._send = guard, scope, receive, send
         client_id = Headers(scope=scope).get("x-request-id", "")
-        self.id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
+        self.id = client_id if REQUEST_ID.fullmatch(client_id) else f"{random.getrandbits(128):032x}"
         self.began = time.perf_counter()
         self.status, self.size, self.whole = 0, 0, scope["type"] == "websocket"
         scope.setdefault("state", {})

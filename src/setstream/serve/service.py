@@ -144,8 +144,8 @@ class Service:
         return await self.run_in_reader(self._predict, id)
 
     def _predict(self, id: str) -> Prediction:
-        state = self.store.get(id)
-        return Prediction(id=id, count=int(state.count), prediction=as_json(self.store.finalize(state)))
+        count, output = self.store.count_and_prediction(id)
+        return Prediction(id=id, count=count, prediction=as_json(output))
 
     async def _message(self, id: str) -> str:
         """What a WebSocket is sent about a set."""

@@ -5,12 +5,16 @@
 
 The checksum covers names, dtypes, shapes and bytes of all tensors and the rest of the metadata: safetensors itself
 notices a short file, but not a flipped bit. It guards against damage, not against forgery.
+
+The states of one encoder differ in their checksum and in their tensors' bytes only. So safetensors writes and reads the first
+of them, and what the others have in common with it (a `_Layout`) is kept: they cost a hash and a copy.
 """
 
 import hashlib
 import json
 import struct
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
 
 import safetensors.torch
 import torch
@@ -19,7 +23,7 @@ from torch import Tensor
 
 from setstream.errors import StateFormatError
 from setstream.states.accumulators import Accumulator
-from setstream.states.digest import hash_tensors
+from setstream.states.digest import tensor_bytes
 from setstream.states.fingerprint import Origin
 
 FORMAT = "setstream.state"
@@ -27,8 +31,64 @@ FORMAT = "setstream.state"
 VERSION = 2
 
 
-def _checksum(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> str:
-    return hash_tensors(hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16), tensors)
+BEFORE_CHECKSUM = rb"\"checksum\": \""
+
+
+class _Layout(NamedTuple):
+    """What the bytes of many states have in common."""
+
+    head: bytes  # up to the checksum
+    tail: bytes  # from there to the tensors' bytes
+    size: int  # of the tensors' bytes
+    metadata: dict[str, Any]
+    hasher: "hashlib.blake2b"  # has seen the metadata
+    tensors: list[tuple[str, bytes, torch.dtype, torch.Size, slice]]  # by name; what is hashed before each, and its place
+
+    def checksum(self, parts: Mapping[str, bytes | memoryview]) -> str:
+        """The checksum of tensors, from their bytes by name."""
+        hasher = self.hasher.copy()
+        for name, title, *_ in self.tensors:
+            hasher.update(title)
+            hasher.update(parts[name])
+        return hasher.hexdigest()
+
+
+# The layouts that were seen lately, by what a state consists of, and by (head, tail).
+_layouts: dict[Hashable, _Layout] = {}
+MOST_LAYOUTS = 256
+
+
+def header_of(data: bytes) -> bytes:
+    """The header of a state's bytes. States with equal headers are equal: it holds the checksum."""
+    return data[: 8 + int.from_bytes(data[:8], "little")]
+
+
+def _split(data: bytes) -> tuple[bytes, str, bytes, int]:
+    """The header around its checksum, the checksum, and where the header ends; for any bytes."""
+    start = len(header_of(data))
+    first = min(start, data.find(BEFORE_CHECKSUM, 0, start) + len(BEFORE_CHECKSUM))
+    return data[:first], data[first : first + 32].decode("ascii", "replace"), data[first + 32 : start], start
+
+
+def _learn(key: Hashable, data: bytes, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> _Layout:
+    """The layout of a state that safetensors wrote or read."""
+    head, _, tail, start = _split(data)
+    header = json.loads(data[8:start])
+    entries = []
+    for name, tensor in sorted(tensors.items()):
+        title = json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()
+        entries.append((name, title, tensor.dtype, tensor.shape, slice(*header[name]["data_offsets"])))
+    hasher = hashlib.blake2b(json.dumps(metadata, sort_keys=True).encode(), digest_size=16)
+    if len(_layouts) >= MOST_LAYOUTS:
+        _layouts.clear()
+    return _layouts.setdefault(key, _Layout(head, tail, len(data) - start, metadata, hasher, entries))
+
+
+def _raw(tensor: Tensor) -> bytes:
+    try:
+        return tensor.numpy(force=True).tobytes()
+    except TypeError:  # a type that numpy does not have
+        return tensor_bytes(tensor)
 
 
 def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
@@ -36,12 +96,20 @@ def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str |
     tensors = {"count": count}
     for name, accumulator in accumulators.items():
         tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
-    # safetensors refuses views of one storage: each tensor gets its own memory.
-    tensors = {name: tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     kinds = {name: accumulator.kind for name, accumulator in accumulators.items()}
-    metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
-    header = json.dumps({**metadata, "checksum": _checksum(tensors, metadata)})
-    return safetensors.torch.save(tensors, {FORMAT: header})
+    key = fingerprint, *kinds.items(), *[(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    layout = _layouts.get(key)
+    if layout is None:
+        # safetensors refuses views of one storage: each tensor gets its own memory.
+        copies = {name: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
+        blank = json.dumps({**metadata, "checksum": "0" * 32})
+        layout = _learn(key, safetensors.torch.save(copies, {FORMAT: blank}), copies, metadata)
+    parts = {name: _raw(tensor) for name, tensor in tensors.items()}
+    data = bytearray(layout.size)
+    for name, _, _, _, place in layout.tensors:
+        data[place] = parts[name]
+    return b"".join([layout.head, layout.checksum(parts).encode(), layout.tail, data])
 
 
 def _metadata(data: bytes) -> dict[str, Any]:
@@ -62,18 +130,31 @@ def _metadata(data: bytes) -> dict[str, Any]:
     return metadata
 
 
+def _tensor(data: bytearray, dtype: torch.dtype, shape: torch.Size, offset: int) -> Tensor:
+    if not shape.numel():
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
+
+
 def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
     """Accumulators, count and origin of the state in `data`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
     data = bytes(data)
-    metadata = _metadata(data)
-    try:
-        tensors: dict[str, Tensor] = safetensors.torch.load(data)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
-    if metadata.pop("checksum", None) != _checksum(tensors, metadata):
+    head, checksum, tail, start = _split(data)
+    layout = _layouts.get((head, tail))
+    if layout is None or layout.size != len(data) - start:
+        metadata = _metadata(data)
+        try:
+            loaded: dict[str, Tensor] = safetensors.torch.load(data)
+        except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+            raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
+        layout = _learn((head, tail), data, loaded, {key: value for key, value in metadata.items() if key != "checksum"})
+    body = bytearray(memoryview(data)[start:])
+    if checksum != layout.checksum({name: memoryview(body)[place] for name, *_, place in layout.tensors}):
         raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
+    metadata = layout.metadata
+    tensors = {name: _tensor(body, dtype, shape, place.start) for name, _, dtype, shape, place in layout.tensors}
     count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
     if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):
         raise StateFormatError("the state lacks its count, its parts or its fingerprint: it was edited")

@@ -34,7 +34,7 @@ class Transaction:
         """The bytes of those ids that exist."""
         marks = ", ".join(["%s"] * len(ids))
         rows = self.execute(f"SELECT id, state FROM {self.table} WHERE id IN ({marks})", ids).fetchall()
-        return {name: bytes(state) for name, state in rows}
+        return {name: state if isinstance(state, bytes) else b"" for name, state in rows}  # another type: a damaged file
 
     def write(self, rows: Iterable[Row]) -> None:
         """Insert rows, or replace those of the same ids."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
@@ -59,13 +60,42 @@ def checked_id(id: object) -> str:
     return id
 
 
+def stack(states: Sequence[State]) -> State:
+    """`State.cat` of states that one encoder has checked: faster, as it compares less. MismatchError if their shapes differ."""
+    first, kinds = states[0], states[0].kinds()
+    if not all(one.origin is first.origin and one.kinds() == kinds for one in states):
+        raise MismatchError("these states are of different encoders")
+
+    def cat(name: str, key: str) -> Tensor:
+        return torch.cat([state.accumulators[name][key] for state in states])
+
+    try:
+        named = {name: type(one)(**{key: cat(name, key) for key in one.tensors}) for name, one in first.accumulators.items()}
+    except (RuntimeError, KeyError) as error:
+        raise MismatchError(f"these states have different shapes: {error}") from error
+    return State(named, torch.cat([state.count for state in states]), first.origin)
+
+
+def sums(pairs: Sequence[tuple[State, State]]) -> list[State | SetstreamError]:
+    """a + b of each pair, or the error: all in one sum, or by halves if they differ in shape or one of them fails."""
+    try:
+        return list(stack([a for a, _ in pairs]) + stack([b for _, b in pairs])) if pairs else []
+    except SetstreamError as error:
+        half = len(pairs) // 2
+        return sums(pairs[:half]) + sums(pairs[half:]) if half else [error]
+
+
 def must_be_readable(finalize: Callable[[State], Any], states: Sequence[State]) -> None:
     """Raise NonFiniteError unless all predictions are finite, MismatchError if the model fails; the head runs once."""
     distinct = [state for state in {id(state): state for state in states}.values() if int(state.count)]
     for start in range(0, len(distinct), CHECKED_TOGETHER):
+        some = distinct[start : start + CHECKED_TOGETHER]
         try:
-            output = finalize(State.cat(distinct[start : start + CHECKED_TOGETHER]).checked())
-            finite = all(all_finite(tensor) for tensor in _tensors(output))
+            try:
+                batch = stack(some)
+            except MismatchError:
+                batch = State.cat(some)
+            finite = all(all_finite(tensor) for tensor in _tensors(finalize(batch.checked())))
         except (NonFiniteError, StateFormatError):
             finite = False
         except (RuntimeError, ValueError, TypeError, LookupError) as error:

@@ -15,6 +15,8 @@ from typing import Any
 from setstream.errors import StoreError
 from setstream.stores.backend import Rows, Transaction
 
+# Bytes per page: states have thousands, and SQLite reads, writes and checks them page by page.
+PAGE = 2**14
 # What SQLite raises for a damaged file, whose texts and error messages need not be valid UTF-8.
 BROKEN = (sqlite3.Error, UnicodeError)
 
@@ -42,7 +44,10 @@ class SqliteRows(Rows):
             if self._reader is None:
                 self._reader = self._connect()
             try:
-                return self._reader.execute(statement.replace("%s", "?"), values).fetchall()
+                rows = self._reader.execute(statement.replace("%s", "?"), values).fetchall()
+                if any(None in row for row in rows):
+                    raise sqlite3.DatabaseError("malformed row: a value is missing")
+                return rows
             except BROKEN as error:
                 raise self._wrong(error, "read") from error
 
@@ -74,6 +79,7 @@ class SqliteRows(Rows):
         database: sqlite3.Connection | None = None
         try:
             database = sqlite3.connect(self.path, timeout=self.wait, isolation_level=None, check_same_thread=False)
+            database.execute(f"PRAGMA page_size = {PAGE}")  # of a new file
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")  # a commit that returned is on the disk
         except BROKEN as error:

@@ -11,7 +11,6 @@ same set wait for each other, and no update is lost.
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -25,6 +24,7 @@ from torch import Tensor
 from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreFullError, UnknownSetError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
+from setstream.states import serialization
 from setstream.states.fingerprint import Origin
 from setstream.states.state import MOST_ELEMENTS, State
 from setstream.stores import checks
@@ -36,8 +36,8 @@ from setstream.stores.sqlite import SqliteRows
 __all__ = ["Change", "Changed", "StateStore"]
 
 VERSION = 1
-# Bytes of the states that are kept parsed, with about as much again for their tensors.
-CACHE_BYTES = 2**25
+# Bytes of the states that are kept parsed: the latest half, and the half before it.
+CACHE_BYTES = 2**26
 
 
 class StateStore(AbstractContextManager["StateStore"]):
@@ -72,8 +72,8 @@ class StateStore(AbstractContextManager["StateStore"]):
         self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
         is_url = str(place).startswith(("postgresql://", "postgres://"))
         self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)
-        self._cache: OrderedDict[str, tuple[bytes, State]] = OrderedDict()
-        self._cache_bytes = 0
+        self._cache: dict[str, tuple[bytes, State]] = {}
+        self._old_cache, self._cache_bytes = self._cache, 0
         origin = Origin(self.encoder)
         facts = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
         checks.check_facts(facts, self.rows.place, VERSION, origin)
@@ -132,7 +132,12 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def predict(self, id: str) -> Any:
         """The model's prediction for a set now: the head's output, or z where the store has an encoder without a head."""
-        return self.finalize(self.get(id))
+        return self.count_and_prediction(id)[1]
+
+    def count_and_prediction(self, id: str) -> tuple[int, Any]:
+        """How many elements a set has seen, and the model's prediction for them."""
+        state = self._parsed(id, self.get_bytes(id), keep=True)
+        return int(state.count), self.finalize(state)
 
     @torch.no_grad()
     def finalize(self, state: State) -> Any:
@@ -173,13 +178,26 @@ class StateStore(AbstractContextManager["StateStore"]):
             rows = [_row(name, states[name]) for name in sorted(states)]
             transaction.write(rows)
         given = {id(part) for part in parts}  # parts belong to callers, or share memory with others; sums belong to the store
-        with self.rows.cache_lock:  # the latest states are kept parsed, as they will be read again soon
-            for name, _, data in (row for row in rows if id(states[row[0]]) not in given):
-                self._cache_bytes += len(data) - len(self._cache.pop(name, (b"",))[0])
-                self._cache[name] = (data, states[name])
-            while self._cache_bytes > CACHE_BYTES:
-                self._cache_bytes -= len(self._cache.popitem(last=False)[1][0])
+        self._keep((name, data, states[name]) for name, _, data in rows if id(states[name]) not in given)
         return results
+
+    def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
+        """Keep states parsed. Those that were summed or read together share memory, and are dropped together."""
+        with self.rows.cache_lock:
+            for name, data, state in rows:
+                self._cache[name] = serialization.header_of(data), state
+                self._cache_bytes += len(data)
+            if self._cache_bytes > CACHE_BYTES // 2:
+                self._old_cache, self._cache, self._cache_bytes = self._cache, {}, 0
+
+    def _parsed(self, name: str, data: bytes, keep: bool = False) -> State:
+        """The state in a row's bytes, which is not parsed if one with the same header, which holds a checksum, is kept."""
+        with self.rows.cache_lock:
+            header, state = self._cache.get(name) or self._old_cache.get(name) or (b"", None)
+        if state is None or header != serialization.header_of(data):
+            state = self.parse(data)
+            self._keep([(name, data, state)] if keep else [])
+        return state
 
     def _changed(
         self, changes: Sequence[Change], stored: Mapping[str, bytes], room: float,
@@ -189,22 +207,32 @@ class StateStore(AbstractContextManager["StateStore"]):
 
         Parts in `refused`, by `id(part)`, are errors; the sets in `suspects` are checked after each change.
         """
-        results: list[Changed | SetstreamError] = []
+        results: dict[int, Changed | SetstreamError] = {}
         states: dict[str, State] = {}
-        parts: list[State] = []
-        origin = self.encoder.empty(1).origin  # computed once for all parts that were just made with these weights
+        parts: dict[int, State] = {}
+        waiting: dict[str, tuple[int, State, State]] = {}  # sums of different sets are made together
+        origin = self.encoder.origin  # computed once for all parts that were just made with these weights
+
+        def add_waiting() -> None:
+            wholes = checks.sums([(before, part) for _, before, part in waiting.values()])
+            for (name, (place, *_)), whole in zip(waiting.items(), wholes, strict=True):
+                if isinstance(whole, State):
+                    states[name] = whole
+                else:
+                    results[place] = whole
+                    del parts[place]
+            waiting.clear()
 
         def state_of(name: str) -> State | None:
-            if name in states or name not in stored:
-                return states.get(name)
-            cached = self._cache.get(name)
-            return cached[1] if cached is not None and cached[0] == stored[name] else self.parse(stored[name])
+            return self._parsed(name, stored[name]) if name in stored and name not in states else states.get(name)
 
-        for change in changes:
+        for place, change in enumerate(changes):
             try:
                 if id(change.part) in refused:
                     raise refused[id(change.part)]
                 name = checks.checked_id(change.id)
+                if name in waiting or (isinstance(change.part, str) and change.part in waiting):
+                    add_waiting()
                 began = name not in stored and name not in states
                 if began and room < 1:
                     raise StoreFullError(f"{self.rows.place}: no more sets can be created; delete some")
@@ -216,22 +244,25 @@ class StateStore(AbstractContextManager["StateStore"]):
                 if part.origin is not origin or len(part) != 1:
                     self.check(part)
                 before = None if change.replace else state_of(name)
-                if before is not None and int(before.count) and int(part.count) and self._one_chunk:
+                count, seen = int(part.count), 0 if before is None else int(before.count)
+                if seen and count and self._one_chunk:
                     raise self.encoder.pool.inconsistent()
-                whole = part if before is None else before + part
-                count = int(whole.count)
+                count += seen
                 if count > MOST_ELEMENTS:
                     raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
-                if name in suspects:
-                    checks.must_be_readable(self.finalize, [whole])
+                if before is not None and name not in suspects:
+                    waiting[name] = place, before, part
+                else:
+                    whole = part if before is None else before + part
+                    if name in suspects:
+                        checks.must_be_readable(self.finalize, [whole])
+                    states[name] = whole
+                results[place], parts[place] = Changed(count, began), part
+                room -= began
             except SetstreamError as error:
-                results.append(error)
-                continue
-            states[name] = whole
-            parts.append(part)
-            room -= began
-            results.append(Changed(count, began))
-        return results, states, parts
+                results[place] = error
+        add_waiting()
+        return [results[place] for place in range(len(changes))], states, list(parts.values())
 
     def check(self, part: State) -> None:
         """Raise MismatchError unless this is the state of one set, made by the store's encoder (`SetEncoder.check_state`)."""
