@@ -96,7 +96,7 @@ class _Watch:
             for part in (child._parameters, child._buffers, child._modules, child._forward_hooks, child._forward_pre_hooks):
                 self._watch(part, [*part])
         self._lengths = [*map(len, self._dicts)]
-        self._versions = [tensor._version for tensor in self.tensors if not tensor.is_inference()]
+        self._versions = self._now()
 
     def _watch(self, container: Any, names: list[Any]) -> None:
         values = tuple(container[name] for name in names)
@@ -128,7 +128,10 @@ class _Watch:
                     return False
             except (KeyError, IndexError):
                 return False
-        return [tensor._version for tensor in self.tensors if not tensor.is_inference()] == self._versions
+        return self._now() == self._versions
+
+    def _now(self) -> list[Any]:
+        return [(tensor.dtype, 0 if tensor.is_inference() else tensor._version) for tensor in self.tensors]
 
 
 def _probe(tensors: list[Tensor]) -> list[float]:

@@ -7,6 +7,7 @@ everything between them happens in cache.
 """
 
 from collections.abc import Callable
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -48,27 +49,32 @@ def weighted_sums(
     project None: the features are both keys and values
     """
     batch, size = features.shape[:2]
+
+    def block(sets: Tensor, queries: Tensor, offset: Tensor | None, mask: Tensor | None) -> LogSums:
+        keys, values = (sets.mT, sets) if project is None else project(sets)
+        some = sets.shape[0]  # not len(), which would make a compiled graph one for this number of sets
+        queries = queries.expand(some, *queries.shape[1:]).flatten(0, 1)  # (b G, R, E)
+        sums = block_sums(queries, keys, values, offset, activation, (some, *slots), mask)
+        return LogSums(**dict(zip(SUMS, sums, strict=True)))
+
+    if torch.compiler.is_compiling():  # a compiler splits loops itself, and its graph must fit every size: one block
+        return block(features, queries, offset, mask)
     if not size:
         raise ShapeError("a chunk has at least one element")
-    width = max(slots[0] * slots[1], features.shape[2])
-    # A compiler splits loops itself, and its graph must fit every size: one block.
-    step = batch * size if torch.compiler.is_compiling() else block_size(features.device, width)
+    step = block_size(features.device, max(slots[0] * slots[1], features.shape[2]))
+    if batch * size <= step:
+        return block(features, queries, offset, mask)
     blocks: list[LogSums] = []
     owner: list[int] = []
     together = max(1, step // size)  # as many sets at a time as fit a block, or a part of one
     # split, not slices: its backward joins the blocks' gradients once, a slice's pads each of them to the whole.
-    for number, sets in enumerate([features] if together >= batch else features.split(together)):
+    for number, sets in enumerate(features.split(together)):
         rows = slice(number * together, number * together + len(sets))
-        some = queries if len(queries) in (1, len(sets)) else queries[rows]
-        some = some.expand(len(sets), *some.shape[1:]).flatten(0, 1)  # (b G, R, E)
-        some_offset = offset if offset is None or len(offset) in (1, len(sets)) else offset[rows]
-        masks = [None] * -(-size // step) if mask is None else mask[rows].split(step, 1)
-        for block, hidden in zip([sets] if size <= step else sets.split(step, 1), masks, strict=True):
-            keys, values = (block.mT, block) if project is None else project(block)
-            sums = block_sums(some, keys, values, some_offset, activation, (len(sets), *slots), hidden)
-            blocks.append(LogSums(**dict(zip(SUMS, sums, strict=True))))
+        some_queries = queries if len(queries) == 1 else queries[rows]
+        some_offset = offset if offset is None or len(offset) == 1 else offset[rows]
+        masks = repeat(None) if mask is None else mask[rows].split(step, 1)
+        for part, hidden in zip(sets.split(step, 1), masks, strict=False):
+            blocks.append(block(part, some_queries, some_offset, hidden))
             owner += range(rows.start, rows.stop)
-    if len(blocks) == 1:
-        return blocks[0]
     joined = blocks[0].cat(blocks[1:])
     return joined if len(owner) == batch else joined.merge_rows(owner, batch)

@@ -150,9 +150,9 @@ class LogSums(Accumulator):
         return self._times(self._growth(whole["shift"]), self.graded())
 
     def to_tensors(self) -> dict[str, Tensor]:
-        return (
-            {name: self[name] for name in ("numerator", "normaliser", "shift", "error")} if self._is_whole() else self.tensors
-        )
+        if "error" in self.tensors or not self._is_whole():
+            return self.tensors
+        return {name: self[name] for name in ("numerator", "normaliser", "shift", "error")}
 
     def widened(self) -> Self:
         dtype = accumulator_dtype(self["shift"].device)
