@@ -55,10 +55,13 @@ def test_tiles_give_the_answer_of_whole_sets_in_float64(name, pool):
     torch.manual_seed(0)
     encoder = ss.SetEncoder(CHAINS[name](), pool()).eval()
     sets = [torch.randn(size, 6) for size in (70_000, 0, 3, 5_000, 5_000)]
-    expected = copy.deepcopy(encoder).double()([x.double() for x in sets])  # with a graph: phi reads all elements at once
+    expected = copy.deepcopy(encoder).double()([x.double() for x in sets])
+    whole = encoder(sets)  # with a graph: phi reads all elements at once
     with torch.no_grad():
-        error = (encoder(sets) - expected).abs().max() / expected.abs().max()
-    assert error < 1e-5
+        tiled = encoder(sets)
+    error, allowed = ((z - expected).abs().max() / expected.abs().max() for z in (tiled, whole))
+    assert error <= 2 * allowed + 1e-6
+    assert error < 1e-4
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

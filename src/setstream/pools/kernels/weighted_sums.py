@@ -17,9 +17,9 @@ from setstream.pools.activations import Activation
 from setstream.pools.kernels.block_sums import SUMS, block_sums
 from setstream.states.accumulators import LogSums
 
-# Numbers per block, the widest of an element's features and logits times the elements: 1 MiB of float32 on a CPU, where a
+# Numbers per block, the widest of an element's features and logits times the elements: 2 MiB of float32 on a CPU, where a
 # core's cache is the limit; on accelerators large enough to keep them busy.
-CPU_BLOCK = 2**18
+CPU_BLOCK = 2**19
 ACCELERATOR_BLOCK = 2**26
 # Shorter blocks would be dominated by the cost of starting an operation.
 LEAST = 256
