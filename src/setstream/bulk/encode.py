@@ -37,9 +37,15 @@ COMMIT_ROWS, COMMIT_SETS = 2**20, 2**12
 
 
 def encode_sets(
-    model: SetModel | SetEncoder, data: SetCollection, out: str | Path, options: EncodeOptions | None = None, *,
-    progress: Progress | None = None, on_bad: Callable[[str], None] | None = None, **changes: Any,
-) -> int:  # fmt: skip
+    model: SetModel | SetEncoder,
+    data: SetCollection,
+    out: str | Path,
+    options: EncodeOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    on_bad: Callable[[str], None] | None = None,
+    **changes: Any,
+) -> int:
     """Encode all sets and write one row per set; returns the number of rows.
 
     Args:

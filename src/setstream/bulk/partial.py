@@ -31,9 +31,13 @@ class PartialStates:
 
     @torch.no_grad()
     def __init__(
-        self, encoder: SetEncoder, chunk_size: int, skip: Skip, earlier: Callable[[str], State | None] = lambda name: None,
+        self,
+        encoder: SetEncoder,
+        chunk_size: int,
+        skip: Skip,
+        earlier: Callable[[str], State | None] = lambda name: None,
         chunks: str | None = AVERAGE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.encoder, self.chunk_size, self.skip, self.earlier, self.chunks = encoder, chunk_size, skip, earlier, chunks
         self.states: dict[str, State] = {}
         self.device = encoder.device or torch.device("cpu")

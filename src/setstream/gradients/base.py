@@ -91,15 +91,15 @@ class GradientSums:
         self.sums: list[Tensor | None] = [None] * len(targets)
 
     def add(
-        self, outputs: Iterable[Tensor], cotangents: Iterable[Tensor], extra: tuple[Tensor, ...] = (), again: bool = False
+        self, outputs: Iterable[Tensor], cotangents: Iterable[Tensor], extra: tuple[Tensor, ...] = ()
     ) -> list[Tensor | None]:
-        """Add gradients of `outputs`; returns those of `extra`, not summed. again: keep the graph for another backward pass."""
+        """Add gradients of `outputs`; returns those of `extra`, not summed."""
         pairs = [(out, cot.to(out.dtype)) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
         if not pairs:
             return [None] * len(extra)
         graded, cotangents = zip(*pairs, strict=True)
         targets = [*self.targets, *extra]
-        gradients = torch.autograd.grad(graded, targets, cotangents, allow_unused=True, retain_graph=again)
+        gradients = torch.autograd.grad(graded, targets, cotangents, allow_unused=True)
         self.sums = [_sum(*pair) for pair in zip(self.sums, gradients, strict=False)]
         return list(gradients[len(self.targets) :])
 
@@ -248,14 +248,9 @@ class Pass:
         with torch.enable_grad(), self.autocast():
             return self.leaves.module.absorb(self.empty, self.leaves.context, block, features)
 
-    @property
-    def explicit(self) -> bool:
-        """Whether the pool has a derivative of its own: blocks need no graph through it."""
-        return self.encoder.pool.has_pull_back
-
-    def way_back(self, forward: Forward, cotangents: dict[Name, Tensor]) -> WayBack:
-        """The pool's own derivative, given the cotangents of the state."""
-        return WayBack(self, forward, cotangents)
+    def way_back(self, forward: Forward, cotangents: dict[Name, Tensor]) -> WayBack | None:
+        """The pool's own derivative, given the cotangents of the state; None if a graph through the pool is needed."""
+        return WayBack(self, forward, cotangents) if self.encoder.pool.has_pull_back else None
 
     @cached_property
     def leaves(self) -> Leaves[SetEncoder]:
@@ -327,7 +322,7 @@ class WayBack:
         all_sets = self.whole
         if factor is not None:
             all_sets = all_sets | {name: t * align(factor.to(t), t) for name, t in all_sets.items() if name in self.graded}
-        result = features.new_empty(features.shape[:1] if want == "norms" else features.shape)
+        result = features.new_empty({"rows": features.shape, "norms": features.shape[:1]}.get(want or "", (0,)))
         size = block_size(features.device, max(self.pool.width, features.shape[-1]))
         batch = len(self.run.empty)
         with torch.no_grad(), self.run.autocast():

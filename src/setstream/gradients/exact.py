@@ -48,7 +48,7 @@ class Recomputation:
         run = self.run
         to_elements = None if run.learned is None else torch.zeros_like(run.learned)
         sums = run.leaves.sums()
-        way_back = run.way_back(self.forward, cotangents) if run.explicit else None
+        way_back = run.way_back(self.forward, cotangents)
         for index, block, factor in self.carriers:
             elements = block.elements.detach().requires_grad_(to_elements is not None)
             extra = () if to_elements is None else (elements,)

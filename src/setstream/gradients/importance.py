@@ -112,7 +112,7 @@ class ImportanceSampling:
         """The gradients of all inputs, given those of the state."""
         run, learned = self.run, self.run.learned
         sums = run.leaves.sums()
-        way_back = run.way_back(self.forward, cotangents) if run.explicit else None
+        way_back = run.way_back(self.forward, cotangents)
         kept: dict[int, Tensor] = {}
         norms: list[Tensor] = []
         for index, block in enumerate(self.blocks):
@@ -124,7 +124,9 @@ class ImportanceSampling:
                 if isinstance(self.cache, FeaturesInMemory):
                     kept[index] = g
         if way_back is not None:
-            run.leaves.add_context(sums, way_back.bars)
+            run.leaves.add_context(
+                sums, {name: bar.clone() for name, bar in way_back.bars.items()}
+            )  # more may be added to them
         drawn = self._draw(norms) if norms and run.learns_phi else {}
         rows, weighted, positions, owner = [], [], [], []
         for index, block in enumerate(self.blocks if drawn else ()):
@@ -149,8 +151,7 @@ class ImportanceSampling:
             bars = torch.cat(weighted)[order.to(features.device)]
             if way_back is not None:
                 lengths = torch.bincount(torch.cat(owner), minlength=len(run.empty)).tolist()
-                drawn_back = run.way_back(self.forward, cotangents)
-                bars = drawn_back(Packed(elements, lengths), features.detach()) * bars.to(features.dtype)
+                bars = way_back(Packed(elements, lengths), features.detach()) * bars.to(features.dtype)
             extra = sums.add([features], [bars], () if learned is None else (elements,))
             if to_elements is not None and extra[0] is not None:
                 to_elements[torch.cat(positions)[order.to(to_elements.device)]] += extra[0]

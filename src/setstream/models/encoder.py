@@ -248,8 +248,8 @@ class SetEncoder(Pretrained, nn.Module):
             elements = packed.elements if len(cut) == 1 else packed.elements[tile.start : tile.stop]
             features = self._phi(elements, phi) if late or not self.check_finite else self.features(elements)
             self._absorb_tile(pieces, context, tile, features)
-            if late and layers != []:  # the identity's features are the elements
-                sums.append(elements.sum())
+            if late and layers != [] and (elements.is_floating_point() or elements.is_complex()):  # [] is the identity
+                sums.append(elements.sum(dtype=torch.promote_types(elements.dtype, torch.float32)))  # half floats overflow
         if late and not (pieces.finite() and (not sums or all_finite(torch.stack(sums)))):
             self.features(packed.elements)  # raises the error
 

@@ -153,10 +153,19 @@ class SetTransformer(nn.Module):
     """
 
     def __init__(
-        self, dim: int, heads: int = 4, *, in_dim: int | None = None, out_dim: int | None = None, num_blocks: int = 2,
-        num_inducing: int | None = None, num_seeds: int = 1, num_after: int | None = None, layer_norm: bool = False,
+        self,
+        dim: int,
+        heads: int = 4,
+        *,
+        in_dim: int | None = None,
+        out_dim: int | None = None,
+        num_blocks: int = 2,
+        num_inducing: int | None = None,
+        num_seeds: int = 1,
+        num_after: int | None = None,
+        layer_norm: bool = False,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.dim, self.in_dim = dim, dim if in_dim is None else in_dim
         options = (dim, heads) if num_inducing is None else (dim, heads, num_inducing)

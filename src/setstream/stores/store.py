@@ -200,9 +200,13 @@ class StateStore(AbstractContextManager["StateStore"]):
         return state
 
     def _changed(
-        self, changes: Sequence[Change], stored: Mapping[str, bytes], room: float,
-        refused: Mapping[int, SetstreamError], suspects: Collection[str],
-    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:  # fmt: skip
+        self,
+        changes: Sequence[Change],
+        stored: Mapping[str, bytes],
+        room: float,
+        refused: Mapping[int, SetstreamError],
+        suspects: Collection[str],
+    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
         """The result of each change, the new states by id, and the parts in them.
 
         Parts in `refused`, by `id(part)`, are errors; the sets in `suspects` are checked after each change.

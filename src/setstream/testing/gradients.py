@@ -88,9 +88,17 @@ def z_bound(entries: int, level: float = 1e-3) -> float:
 
 
 def check_unbiased_gradient(
-    model: Model, sets: Sets, mask: Tensor | None = None, *, draws: int = 2000, chunk_size: int = 8, seed: int = 0,
-    loss: Loss = default_loss, estimate: Estimate | None = None, **options: Any,
-) -> float:  # fmt: skip
+    model: Model,
+    sets: Sets,
+    mask: Tensor | None = None,
+    *,
+    draws: int = 2000,
+    chunk_size: int = 8,
+    seed: int = 0,
+    loss: Loss = default_loss,
+    estimate: Estimate | None = None,
+    **options: Any,
+) -> float:
     """The mean of `draws` estimates agrees with the full gradient, for every entry of every parameter.
 
     Each entry gives a z-score, its distance from the full gradient in standard errors. The largest must stay below what as

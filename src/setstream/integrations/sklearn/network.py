@@ -86,9 +86,15 @@ def featurizer(in_dim: int, outputs: int, **options: Any) -> SetModel:
 
 
 def two_stream(
-    in_dim: int, outputs: int, head: Callable[[nn.Sequential], StreamsHead], widths: Sequence[int] = (256, 128, 64),
-    num_slots: int = 64, heads: int = 4, dropout: float = 0.5, elements_stream: bool = True,
-) -> SetModel:  # fmt: skip
+    in_dim: int,
+    outputs: int,
+    head: Callable[[nn.Sequential], StreamsHead],
+    widths: Sequence[int] = (256, 128, 64),
+    num_slots: int = 64,
+    heads: int = 4,
+    dropout: float = 0.5,
+    elements_stream: bool = True,
+) -> SetModel:
     """UMBC and a Set Transformer on its slots, beside the maximum of the elements' own outputs."""
     width = [in_dim, *widths][-1]
     phi = nn.Sequential(Standardise(in_dim), mlp([in_dim, *widths]))
