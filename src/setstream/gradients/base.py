@@ -268,9 +268,7 @@ class Pass:
             name: type(accumulator)(**{key: tensors.get((name, key), t) for key, t in accumulator.tensors.items()})
             for name, accumulator in state.accumulators.items()
         }
-        replaced = State(accumulators, state.count, state.origin)
-        replaced.context = self.prepared
-        return self.encoder.finalize_unchecked(replaced)
+        return self.encoder.finalize_unchecked(State(accumulators, state.count, state.origin, self.prepared))
 
     def gradients(self, sums: GradientSums, to_elements: Tensor | None) -> list[Tensor | None]:
         """The gradients of all inputs, summed over the ranks, in the inputs' types."""

@@ -4,39 +4,22 @@ z = finalize( Σ_chunks absorb( phi(chunk) ) )          the same z for every way
 y = head(z)                                            any set function: the slots are few
 """
 
-import cmath
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, DeviceError, MismatchError, NonFiniteError, ShapeError
-from setstream.models import checks
+from setstream.models.phi import Reader, all_finite, cast_elements, check_accumulators, element_width, non_finite
 from setstream.models.pretrained import Pretrained
 from setstream.pools.base import Context, Pool, cast, named_tensors, parameter_dtype, select_sets
 from setstream.pools.kernels.cheap_layers import CheapLayers
-from setstream.pools.kernels.weighted_sums import block_size
 from setstream.sets.layout import Packed, Sets, Tile, pack, tiles
 from setstream.states.accumulators.pieces import Pieces
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
-
-# Numbers in memory while phi reads a block of elements without a graph.
-BLOCK_NUMBERS = 2**21
-# What is computed once per encoder and weights: the width of its features, and an example of its states.
-_cache: WeakKeyDictionary[Origin, dict[str, Any]] = WeakKeyDictionary()
-
-
-def all_finite(x: Tensor) -> bool:
-    """Whether x holds no NaN and no infinity. One pass and no temporary unless the sum overflows."""
-    if not (x.is_floating_point() or x.is_complex()):
-        return True
-    x = x.detach()
-    return cmath.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 class SetEncoder(Pretrained, nn.Module):
@@ -106,22 +89,25 @@ class SetEncoder(Pretrained, nn.Module):
         return self._update(state, pack(chunk, mask), chunks)
 
     def _update(self, state: State | None, packed: Packed, chunks: str | None = None) -> State:
-        fresh = state is None
         if state is None:
-            state = self._empty(len(packed), self.device or packed.elements.device)
-        else:
-            self.check_state(state)
-            if len(state) != len(packed):
-                raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
-            if self.pool.refuse_chunks(chunks) and any(map(min, state.count.tolist(), packed.lengths)):
-                raise self.pool.inconsistent()
+            return self._whole(packed).widened()
+        self.check_state(state)
+        if len(state) != len(packed):
+            raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
+        if self.pool.refuse_chunks(chunks) and any(map(min, state.count.tolist(), packed.lengths)):
+            raise self.pool.inconsistent()
         context = None if torch.is_grad_enabled() else state.context  # with a graph, the slots need a gradient
         if context is None:
             context = self.pool.prepare(state)
-        absorbed = self.absorb(state, context, packed)
-        merged = absorbed.widened() if fresh else state + absorbed
-        merged.context = None if torch.is_grad_enabled() else context
-        return merged
+        return state + self.absorb(state, context, packed)
+
+    def _whole(self, packed: Packed) -> State:
+        """The state of sets that had no elements before."""
+        device, batch = self.device or packed.elements.device, len(packed)
+        draw = self.pool.draw_accumulators(batch, device, None)
+        begun = State(draw, torch.zeros(batch, dtype=torch.int64, device=device), self.origin)
+        context = self.pool.prepare(begun)
+        return self.absorb(begun, context, packed)
 
     def merge(self, state: State, other: State, *, chunks: str | None = None) -> State:
         """`state + other`, both checked to be of this encoder; `chunks` as in `update`."""
@@ -146,15 +132,16 @@ class SetEncoder(Pretrained, nn.Module):
         if torch.is_grad_enabled() and len(set(packed.lengths)) == 1 and packed.lengths[0]:
             features = self.features(packed.elements)
             return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
-        return self.finalize(self._update(None, packed))
+        return self.finalize_unchecked(self._whole(packed))
 
     def features(self, elements: Tensor, *, known: bool = False) -> Tensor:
         """The features (M, in_dim) that phi makes of (M, ...) elements, checked. known: both are known to be finite."""
-        self._check_phi(elements)
+        reader = self._reader(self.origin)
+        reader.check(elements)
         look = self.check_finite and not known
         if look and not all_finite(elements):
-            raise checks.non_finite(elements)
-        features = self._phi(elements)
+            raise non_finite(elements)
+        features = reader.read(elements, self.phi, self.cast_input)
         if look and not all_finite(features):
             raise NonFiniteError(
                 "phi returned NaN or infinity for finite elements, perhaps by an overflow or a logarithm. Nothing was "
@@ -162,27 +149,11 @@ class SetEncoder(Pretrained, nn.Module):
             )
         return features
 
-    def _check_phi(self, elements: Tensor) -> None:
-        checks.check_phi(self.phi)
-        device = self.device
-        if device not in (None, elements.device):
-            raise DeviceError(f"the elements are on {elements.device}, the encoder is on {device}: move one of them")
-
-    def _phi(self, elements: Tensor, phi: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """phi (or the same, computed otherwise) of the elements; the shape of its result is checked."""
-        if not len(elements) and self.pool.in_dim is not None:
-            return torch.empty(0, self.pool.in_dim, device=elements.device, dtype=self._feature_dtype())
-        try:
-            features: Tensor = (phi or self.phi)(self.cast(elements))
-        except (RuntimeError, IndexError) as error:
-            if wrong := checks.unreadable(self.phi, elements):
-                raise ShapeError(wrong) from error
-            error.add_note(f"phi was reading {len(elements)} elements of shape {tuple(elements.shape[1:])}, {elements.dtype}")
-            if elements.dim() == 1:
-                error.add_note(checks.ONE_SET)
-            raise
-        checks.check_features(self.phi, elements, features, self.pool.in_dim)
-        return features if features.is_floating_point() else features.to(self._feature_dtype())
+    def _reader(self, origin: Origin) -> Reader:
+        """What is known of phi, as long as the encoder has this origin."""
+        if "reader" not in origin.known:
+            origin.known["reader"] = Reader(self.phi, self.pool, self.device)
+        return origin.known["reader"]
 
     def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Any:
         """The weight of each element in each slot of a finished state: (B, heads, num_slots, n), zero where masked.
@@ -220,13 +191,14 @@ class SetEncoder(Pretrained, nn.Module):
             features = self.features(packed.elements) if features is None else features
             self._absorb_tile(pieces, context, Tile(0, packed.first, packed.lengths), features)
         else:
-            self._absorb_tiles(pieces, context, packed)
+            self._absorb_tiles(pieces, context, packed, self._reader(state.origin or self.origin))
         if idle := pieces.missing():
             width = self._feature_width() if features is None else features.shape[-1]
             pieces.add(idle, self.pool.empty_accumulators(len(idle), device, width))
         before, after = packed.first, len(state) - packed.first - len(packed)
         count = torch.tensor([0] * before + packed.lengths + [0] * after, device=device)
-        return State(state.accumulators | pieces.merged(), count, state.origin)  # the draw is shared, not absorbed
+        kept = None if torch.is_grad_enabled() else context
+        return State(state.accumulators | pieces.merged(), count, state.origin, kept)  # the draw is shared, not absorbed
 
     def _absorb_tile(self, pieces: Pieces, context: Context, tile: Tile, features: Tensor) -> None:
         for group in tile.groups(features):
@@ -234,33 +206,30 @@ class SetEncoder(Pretrained, nn.Module):
             some = context if whole else select_sets(context, group.sets)
             pieces.add(group.sets, self.pool.accumulate(some, group.features, group.mask))
 
-    def _absorb_tiles(self, pieces: Pieces, context: Context, packed: Packed) -> None:
+    def _absorb_tiles(self, pieces: Pieces, context: Context, packed: Packed, reader: Reader) -> None:
         """phi and the pool on each tile. Where the sums show NaN and infinity, they are looked for once, at the end."""
-        self._check_phi(packed.elements)
-        layers = CheapLayers.of(self.phi)
+        reader.check(packed.elements)
         late = self.check_finite and self.pool.sums_only
-        phi: CheapLayers | None = None
-        if layers is not None and self.pool.sums_only and not torch.is_autocast_enabled(packed.elements.device.type):
+        layers, elements = reader.layers, packed.elements
+        phi: CheapLayers | nn.Module = self.phi
+        if layers is not None and self.pool.sums_only and not torch.is_autocast_enabled(elements.device.type):
             phi = CheapLayers(layers)
+        tested = late and layers != [] and (elements.is_floating_point() or elements.is_complex())  # []: the identity
         sums: list[Tensor] = []
-        cut = tiles(packed.lengths, self.tile_size(packed.elements, layers), packed.first)
+        cut = tiles(packed.lengths, reader.block_size(elements), packed.first)
         for tile in cut:
-            elements = packed.elements if len(cut) == 1 else packed.elements[tile.start : tile.stop]
-            features = self._phi(elements, phi) if late or not self.check_finite else self.features(elements)
+            some = elements if len(cut) == 1 else elements[tile.start : tile.stop]
+            look = self.check_finite and not late
+            features = self.features(some) if look else reader.read(some, phi, self.cast_input)
             self._absorb_tile(pieces, context, tile, features)
-            if late and layers != [] and (elements.is_floating_point() or elements.is_complex()):  # [] is the identity
-                sums.append(elements.sum(dtype=torch.promote_types(elements.dtype, torch.float32)))  # half floats overflow
-        if late and not (pieces.finite() and (not sums or all_finite(torch.stack(sums)))):
-            self.features(packed.elements)  # raises the error
+            if tested:
+                sums.append(some.sum(dtype=torch.promote_types(some.dtype, torch.float32)))  # half floats overflow
+        if late and not pieces.finite(sums):
+            self.features(elements)  # raises the error
 
-    def tile_size(self, elements: Tensor, layers: list[nn.Module] | None = None) -> int:
-        """How many elements phi and the pool should read together: as fit a cache, or more if phi is not cheap."""
-        layers, example = CheapLayers.of(self.phi) if layers is None else layers, elements.numel() // max(1, len(elements))
-        if layers is not None:
-            return block_size(elements.device, max(CheapLayers.width(layers), self.pool.width, example))
-        widths = [module.out_features for module in self.phi.modules() if isinstance(module, nn.Linear)]
-        widths += [module.embedding_dim for module in self.phi.modules() if isinstance(module, nn.Embedding)]
-        return max(1, BLOCK_NUMBERS // (example + 4 * max(self.pool.width, *widths, 1)))
+    def tile_size(self, elements: Tensor) -> int:
+        """How many elements are read together."""
+        return self._reader(self.origin).block_size(elements)
 
     def finalize_unchecked(self, state: State) -> Any:
         """`finalize` for a state that is known to be of this encoder."""
@@ -288,9 +257,10 @@ class SetEncoder(Pretrained, nn.Module):
         """
         if not isinstance(state, State):
             raise MismatchError(f"a State is needed here, from encoder.update() or encoder.empty(); got {type(state).__name__}")
-        if self.device not in (None, state.device):
-            raise DeviceError(f"the state is on {state.device}, the encoder is on {self.device}: use state.to(device)")
         origin = self.origin
+        device = self._reader(origin).device
+        if device not in (None, state.device):
+            raise DeviceError(f"the state is on {state.device}, the encoder is on {device}: use state.to(device)")
         if state.origin is origin:
             return
         if state.origin is None or not state.origin.same_as(origin):
@@ -299,13 +269,13 @@ class SetEncoder(Pretrained, nn.Module):
                 f"({origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
             )
         if state.origin.loaded:
-            checks.check_accumulators(state, self._example())
+            check_accumulators(state, self._example())
         state.origin = origin  # equal: from now on one comparison of pointers is enough
 
     @torch.no_grad()
     def _example(self) -> State:
         """A state of one element, or of none if the width of the features is not known."""
-        cache, key = _cache.setdefault(self.origin, {}), f"example, training={self.pool.training}"
+        cache, key = self.origin.known, f"example, training={self.pool.training}"
         if key not in cache:
             state = self.empty(1, generator=torch.Generator())
             width = self.pool.in_dim or self._feature_width()
@@ -318,7 +288,7 @@ class SetEncoder(Pretrained, nn.Module):
 
     def _feature_width(self) -> int | None:
         """The width of phi's features, if phi runs without elements: for the states of pools that take any width."""
-        cache = _cache.setdefault(self.origin, {})
+        cache = self.origin.known
         if "width" not in cache:
             cache["width"], width = None, self.width()
             if width is not None:
@@ -329,21 +299,14 @@ class SetEncoder(Pretrained, nn.Module):
 
     def cast(self, elements: Tensor) -> Tensor:
         """Elements in the dtype that phi takes."""
-        dtype = parameter_dtype(self.phi)
-        if not self.cast_input or dtype is None or elements.dtype == dtype or elements.is_complex():
-            return elements
-        if not elements.is_floating_point() and any(
-            isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in self.phi.modules()
-        ):
-            return elements if elements.dtype in (torch.int32, torch.int64) else elements.long()
-        return elements.to(dtype)
+        return cast_elements(elements, self.phi, parameter_dtype(self.phi)) if self.cast_input else elements
 
     def _feature_dtype(self) -> torch.dtype:
         return parameter_dtype(self.phi) or torch.get_default_dtype()
 
     def width(self) -> int | None:
         """The numbers per element, if phi begins with a linear layer or a norm; otherwise None."""
-        return checks.element_width(self.phi)
+        return element_width(self.phi)
 
     @property
     def device(self) -> torch.device | None:

@@ -237,8 +237,9 @@ class UMBC(Pool):
 
     def _queries(self, state: State) -> Tensor:
         """Q (B or 1, K, d), in float32 at least."""
-        if state.context is not None and "slots" in state.context:
-            return state.context["slots"]
+        known = None if state.context is None else state.context.get("slots")
+        if known is not None and (known.requires_grad or not torch.is_grad_enabled()):
+            return known
         draw = state.accumulators.get("draw")
         queries = self.query_norm(self.query(self.slots(None if draw is None else draw["noise"])))
         return queries.to(torch.promote_types(queries.dtype, torch.float32))

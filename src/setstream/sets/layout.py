@@ -195,11 +195,15 @@ class Tile:
 
 
 def tiles(lengths: list[int], size: int, first_set: int = 0) -> list[Tile]:
-    """All elements of sets of these lengths, in tiles of at most `size`; longer sets are cut evenly.
+    """All elements of sets of these lengths: in one tile if they are at most twice `size`, or in tiles of at most `size`.
+
+    Sets that are longer than a tile are cut evenly.
 
     >>> [(tile.start, tile.first, tile.lengths) for tile in tiles([2, 1, 0, 9, 3], 4)]
     [(0, 0, [2, 1, 0]), (3, 3, [3]), (6, 3, [3]), (9, 3, [3]), (12, 4, [3])]
     """
+    if 0 < sum(lengths) <= 2 * size:
+        return [Tile(0, first_set, lengths)]
     cut: list[Tile] = []
     start = first = taken = 0
     for index, length in enumerate(lengths):

@@ -16,6 +16,8 @@ import operator
 import types
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -86,7 +88,8 @@ class _Watch:
 
     def __init__(self, module: nn.Module) -> None:
         self.simple, self.tensors = True, list[Tensor]()
-        self._dicts, self._names, self._values = list[Any](), list[Callable[[Any], Any]](), list[tuple[Any, ...]]()
+        self._dicts, self._named = list[Any](), list[Any]()  # all containers, and those that are not empty
+        self._names, self._values = list[Callable[[Any], Any]](), list[Any]()
         for child in module.modules():
             special = isinstance(child, torch.jit.ScriptModule | torch.fx.GraphModule) or "<locals>" in type(child).__qualname__
             self.simple = self.simple and not (special or child._forward_hooks or child._forward_pre_hooks)
@@ -103,7 +106,8 @@ class _Watch:
         self._dicts.append(container)
         if names:
             self._names.append(operator.itemgetter(*names, names[0]))  # of two names or more, it gives a tuple
-            self._values.append((container, *values, values[0]))
+            self._named.append(container)
+            self._values += [*values, values[0]]
         for value in values:
             if isinstance(value, Tensor):
                 self.tensors.append(value)
@@ -122,13 +126,10 @@ class _Watch:
         """Whether every name still has the same object, and every tensor its version."""
         if not self.simple or [*map(len, self._dicts)] != self._lengths:
             return False
-        for names, (container, *values) in zip(self._names, self._values, strict=True):
-            try:
-                if not all(map(operator.is_, names(container), values)):
-                    return False
-            except (KeyError, IndexError):
-                return False
-        return self._now() == self._versions
+        with suppress(KeyError, IndexError):
+            now = chain.from_iterable(map(operator.call, self._names, self._named))
+            return all(map(operator.is_, now, self._values)) and self._now() == self._versions
+        return False
 
     def _now(self) -> list[Any]:
         return [(tensor.dtype, 0 if tensor.is_inference() else tensor._version) for tensor in self.tensors]
@@ -151,6 +152,8 @@ class Origin:
     def __init__(self, module: nn.Module | None, digest: str | None = None) -> None:
         self._module, self._digest = module, digest
         self._digest_0_1: str | None = None
+        #: What was computed from the module, for as long as this is its origin.
+        self.known: dict[str, Any] = {}
         self._seen = None if module is None else _Seen(module)
         self._watch = None if module is None else _Watch(module)
         self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors), _steps

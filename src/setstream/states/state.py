@@ -55,17 +55,23 @@ class State:
     __slots__ = ("accumulators", "context", "count", "origin")
     __array_ufunc__ = None  # numpy numbers and arrays leave arithmetic to State
 
-    def __init__(self, accumulators: dict[str, Accumulator], count: Tensor, origin: Origin | None = None) -> None:
+    def __init__(
+        self,
+        accumulators: dict[str, Accumulator],
+        count: Tensor,
+        origin: Origin | None = None,
+        context: dict[str, Tensor] | None = None,
+    ) -> None:
         self.accumulators = accumulators
         #: Elements seen, per set: (B,) int64. Removal lowers it; decay does not.
         self.count = count
         self.origin = origin
-        self.context: dict[str, Tensor] | None = None  # what the pool computed from its weights alone; never saved
+        self.context = context  # what the pool computed from its weights alone; never saved
 
     def __add__(self, other: State) -> State:
         origin = self._must_match(other, "merge")
         merged = {name: accumulator.merge(other.accumulators[name]) for name, accumulator in self.accumulators.items()}
-        return State(merged, self.count + other.count, origin)
+        return State(merged, self.count + other.count, origin, other.context)
 
     def __radd__(self, other: object) -> State:
         return self if isinstance(other, int) and other == 0 else NotImplemented  # so that sum(states) works
@@ -164,7 +170,8 @@ class State:
         return {f"{name}.{key}": t for name, one in self.accumulators.items() for key, t in one.to_tensors().items()}
 
     def _each(self, change: Callable[[Accumulator], Accumulator]) -> State:
-        return State({name: change(one) for name, one in self.accumulators.items()}, self.count, self.origin)
+        changed = {name: change(one) for name, one in self.accumulators.items()}
+        return State(changed, self.count, self.origin, self.context)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> State:
         return State({name: one.map(change) for name, one in self.accumulators.items()}, change(self.count), self.origin)

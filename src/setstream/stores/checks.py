@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
-from setstream.models.encoder import all_finite
+from setstream.models.phi import all_finite
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 

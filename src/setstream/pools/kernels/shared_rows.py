@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from setstream.pools.activations import ACTIVATIONS, Activation
-from setstream.pools.kernels.block_sums import SUMS
 from setstream.pools.kernels.weighted_sums import block_size, weighted_sums
 from setstream.states.accumulators import LogSums, accumulator_dtype
 
@@ -93,7 +92,7 @@ def add_bar(total: Tensor, bar: Tensor, sets: slice | list[int]) -> None:
 
 
 class SharedRows(torch.autograd.Function):
-    """queries (B or 1, 1, R, E), rows (B, n, E), offset (B or 1, H, K) -> numerator, normaliser, shift, reach or error."""
+    """queries (B or 1, 1, R, E), rows (B, n, E), offset (B or 1, H, K) -> numerator, normaliser, shift (and reach)."""
 
     @staticmethod
     def forward(
@@ -102,11 +101,10 @@ class SharedRows(torch.autograd.Function):
         """The sums; keeps their shift for the backward pass."""
         sums = weighted_sums(queries, rows, None, offset, activation, slots, mask)
         ctx.activation, ctx.slots = activation, slots
-        numerator, normaliser, shift, last = sums.tensors.values()
-        last = last.clone() if last is shift else last  # a separate output
+        numerator, normaliser, shift, *reach = sums.tensors.values()
         ctx.save_for_backward(queries, rows, offset, mask, shift)
-        ctx.mark_non_differentiable(shift, last)
-        return numerator, normaliser, shift, last
+        ctx.mark_non_differentiable(shift, *reach)
+        return numerator.contiguous(), normaliser, shift, *reach  # not a view of the rows
 
     @staticmethod
     def backward(ctx: Any, numerator_bar: Tensor, normaliser_bar: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
@@ -163,5 +161,5 @@ def shared_rows(
     """`weighted_sums` of rows that are keys and values at once, with an explicit derivative where autograd records."""
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return weighted_sums(queries, rows, None, offset, activation, slots, mask)
-    *sums, last = SharedRows.apply(queries, rows, offset, activation, slots, mask)
-    return LogSums(**dict(zip(SUMS, sums, strict=False)), **{"reach" if last.dim() == 3 else "error": last})
+    sums = SharedRows.apply(queries, rows, offset, activation, slots, mask)
+    return LogSums(**dict(zip(("numerator", "normaliser", "shift", "reach"), sums, strict=False)))

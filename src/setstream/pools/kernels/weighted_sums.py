@@ -14,7 +14,7 @@ from torch import Tensor
 
 from setstream.errors import ShapeError
 from setstream.pools.activations import Activation
-from setstream.pools.kernels.block_sums import SUMS, block_sums
+from setstream.pools.kernels.block_sums import block_sums
 from setstream.states.accumulators import LogSums
 
 # Numbers per block, the widest of an element's features and logits times the elements: 2 MiB of float32 on a CPU, where a
@@ -22,7 +22,7 @@ from setstream.states.accumulators import LogSums
 CPU_BLOCK = 2**19
 ACCELERATOR_BLOCK = 2**26
 # Shorter blocks would be dominated by the cost of starting an operation.
-LEAST = 256
+LEAST = 1024
 
 
 def block_size(device: torch.device, width: int) -> int:
@@ -54,15 +54,14 @@ def weighted_sums(
         keys, values = (sets.mT, sets) if project is None else project(sets)
         some = sets.shape[0]  # not len(), which would make a compiled graph one for this number of sets
         queries = queries.expand(some, *queries.shape[1:]).flatten(0, 1)  # (b G, R, E)
-        sums = block_sums(queries, keys, values, offset, activation, (some, *slots), mask)
-        return LogSums(**dict(zip(SUMS, sums, strict=True)))
+        return block_sums(queries, keys, values, offset, activation, (some, *slots), mask)
 
     if torch.compiler.is_compiling():  # a compiler splits loops itself, and its graph must fit every size: one block
         return block(features, queries, offset, mask)
     if not size:
         raise ShapeError("a chunk has at least one element")
     step = block_size(features.device, max(slots[0] * slots[1], features.shape[2]))
-    if batch * size <= step:
+    if batch * size <= 2 * step:
         return block(features, queries, offset, mask)
     blocks: list[LogSums] = []
     owner: list[int] = []

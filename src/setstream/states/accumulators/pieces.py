@@ -3,7 +3,10 @@
 merged(set) = Σ_blocks accumulators(block of the set)          one merge for all blocks, not one per block
 """
 
-import math
+import cmath
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from setstream.states.accumulators.base import Accumulator
 
@@ -54,9 +57,9 @@ class Pieces:
         self._merge()
         return self.blocks[0]
 
-    def finite(self) -> bool:
-        """Whether no number that carries a gradient is NaN or infinite: a sum of them tells."""
+    def finite(self, sums: Sequence[Tensor] = ()) -> bool:
+        """Whether no number that carries a gradient is NaN or infinite: a sum of them tells. `sums`: others to test."""
         self._merge()
         parts = [accumulator for block in self.blocks for accumulator in block.values()]
-        sums = [accumulator[name].detach().sum() for accumulator in parts for name in accumulator.graded()]
-        return all(math.isfinite(total.item()) for total in sums)
+        total = sum((accumulator[name].detach().sum() for accumulator in parts for name in accumulator.graded()), sum(sums))
+        return not isinstance(total, Tensor) or cmath.isfinite(total.item())
