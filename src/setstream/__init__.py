@@ -18,8 +18,20 @@ if TYPE_CHECKING:
     from setstream.models.encoder import SetEncoder
     from setstream.models.model import SetModel
     from setstream.models.stream import SetStream
-    from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
-    from setstream.pools.base import Pool
+    from setstream.pools import (
+        SSE,
+        UMBC,
+        Activation,
+        ChunkMean,
+        DeepSets,
+        GatedAttention,
+        HierarchicalSSE,
+        MultiPass,
+        Parallel,
+        Projected,
+        SlotAttention,
+    )
+    from setstream.pools.base import Pool, given_slots
     from setstream.sets.chunks import Chunks, scatter_sets
     from setstream.states.state import State
     from setstream.stores.store import StateStore
@@ -35,18 +47,22 @@ __all__ = [
     "ChunkMean",
     "Chunks",
     "DeepSets",
+    "GatedAttention",
     "HierarchicalSSE",
+    "MultiPass",
     "Parallel",
     "Pool",
     "Projected",
     "SetEncoder",
     "SetModel",
     "SetStream",
+    "SlotAttention",
     "State",
     "StateStore",
     "data",
     "encode",
     "errors",
+    "given_slots",
     "integrations",
     "nn",
     "pure",
@@ -63,8 +79,11 @@ _MODULES = {
     "models.encoder": ("SetEncoder",),
     "models.model": ("SetModel",),
     "models.stream": ("SetStream",),
-    "pools": ("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Parallel", "Projected"),
-    "pools.base": ("Pool",),
+    "pools": (
+        *("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "GatedAttention", "HierarchicalSSE", "MultiPass"),
+        *("Parallel", "Projected", "SlotAttention"),
+    ),
+    "pools.base": ("Pool", "given_slots"),
     "sets.chunks": ("Chunks", "scatter_sets"),
     "states.state": ("State",),
     "stores.store": ("StateStore",),

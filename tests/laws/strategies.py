@@ -56,7 +56,31 @@ deepsets = st.sampled_from(["mean", "sum", "max", "min"]).map(ss.DeepSets)
 removable_pools = st.one_of(umbcs(), sses(), st.sampled_from(["mean", "sum"]).map(ss.DeepSets))
 projected = st.one_of(deepsets, umbcs(in_dim=4)).map(lambda pool: ss.Projected(nn.Linear(WIDTH, 4), pool))
 single_pools = st.one_of(umbcs(), sses(), deepsets, projected)
-pools = st.one_of(single_pools, st.tuples(umbcs(), single_pools).map(lambda pair: ss.Parallel(first=pair[0], second=pair[1])))
+
+
+@st.composite
+def gated_attentions(draw, in_dim=WIDTH):
+    return ss.GatedAttention(in_dim, hidden=4, branches=draw(st.integers(1, 3)), gated=draw(st.booleans()))
+
+
+@st.composite
+def multi_passes(draw):
+    """Two or three passes: any first pool with slots, then UMBC with what a module makes of them."""
+    number = draw(st.integers(2, 3))
+    pools = [draw(umbcs())]
+    for _ in range(number - 1):
+        options = {"heads": draw(st.sampled_from([1, 2])), "slot_residual": draw(st.booleans())}
+        slots = draw(st.sampled_from(["given", "learned"]))
+        activation = draw(activations)
+        pools.append(ss.UMBC(WIDTH, pools[0].num_slots, 8, 8, activation=activation, normalise=True, slots=slots, **options))
+    between = [nn.Linear(pool.out_dim, 8) for pool in pools[:-1]]
+    return ss.MultiPass(pools, between, norm=draw(st.booleans()))
+
+
+single_pools = st.one_of(single_pools, gated_attentions())
+pools = st.one_of(
+    single_pools, multi_passes(), st.tuples(umbcs(), single_pools).map(lambda pair: ss.Parallel(first=pair[0], second=pair[1]))
+)
 
 
 @st.composite

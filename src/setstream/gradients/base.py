@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
+from setstream.models.phi import Reader
 from setstream.pools.base import Context, Want, select_sets
 from setstream.pools.kernels.shared_rows import add_bar
 from setstream.pools.kernels.weighted_sums import block_size
@@ -74,13 +75,6 @@ def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
         for generator, state in before:
             generator.set_state(state)
         return any(drew)
-
-
-def forward_size(encoder: SetEncoder, sets: Batch, options: Options) -> int:
-    """How many elements a block without a graph may have: any number if the encoder cuts blocks itself."""
-    if encoder.pool.consistent and not may_be_random(encoder.phi):
-        return sys.maxsize
-    return max(options.chunk_size * len(sets), encoder.tile_size(sets.sample))
 
 
 class GradientSums:
@@ -187,13 +181,24 @@ class Pass:
     def __init__(self, encoder: SetEncoder, sets: Batch, options: Options) -> None:
         self.encoder, self.options, self.learned = encoder, options, sets.learned
         with drawing:
-            self.empty = encoder.pool.empty(len(sets), encoder.device or sets.sample.device)
+            self.empty = options.begun or encoder.pool.empty(len(sets), encoder.device or sets.sample.device)
         if options.group is not None:
             self.empty = reduce.share_draw(self.empty, options.group)
         self.prepared = encoder.pool.prepare(self.empty)
         kind = self.empty.device.type
         self.autocast_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self.learns_phi = self.learned is not None or any(p.requires_grad for p in encoder.phi.parameters())
+
+    @cached_property
+    def reader(self) -> Reader:
+        """What phi's modules determine, for all blocks."""
+        return self.encoder.reader()
+
+    def forward_size(self, sets: Batch) -> int:
+        """How many elements a block without a graph may have: any number if the encoder cuts blocks itself."""
+        if self.encoder.pool.consistent and not may_be_random(self.encoder.phi):
+            return sys.maxsize
+        return max(self.options.chunk_size * len(sets), self.reader.block_size(sets.sample))
 
     @cached_property
     def seed(self) -> int | None:
@@ -204,21 +209,26 @@ class Pass:
     def features(self, index: int, elements: Tensor, encoder: SetEncoder | None = None, again: bool = False) -> Tensor:
         """phi of a block's elements, with the same random numbers each time; `again`: after the forward pass, which checks."""
         with self._random_numbers_of(index), self.autocast():
-            return (encoder or self.encoder).features(elements, known=again)
+            return (encoder or self.encoder).features(elements, known=again, reader=self.reader)
 
-    def forward(self, blocks: Iterable[Packed], keep: Callable[[int, Tensor], None] | None = None) -> Forward:
-        """The state of all blocks of all ranks; `keep` gets the features of each."""
+    def forward(
+        self,
+        blocks: Iterable[Packed],
+        keep: Callable[[int, Tensor], None] | None = None,
+        known: Callable[[int, Packed], Tensor] | None = None,
+    ) -> Forward:
+        """The state of all blocks of all ranks; `keep` gets the features of each, or they are `known`."""
         state, group = self.empty, self.options.group
         owners = {name: a.new_owners(-1) for name, a in state.accumulators.items() if a.owned_by_one_element}
-        together = keep is None and not may_be_random(self.encoder.phi)
+        together = keep is None and known is None and not may_be_random(self.encoder.phi)
         for index, block in enumerate(blocks):
             if self.options.one_chunk and any(map(min, state.count.tolist()[block.first :], block.lengths)):
                 raise self.encoder.pool.inconsistent()
-            features = None if together else self.features(index, block.elements)
+            features = known(index, block) if known else None if together else self.features(index, block.elements)
             if keep is not None and features is not None:
                 keep(index, features)
             with self.autocast():
-                chunk = self.encoder.absorb(self.empty, self.prepared, block, features).widened()
+                chunk = self.encoder.absorb(self.empty, self.prepared, block, features, self.reader).widened()
             for name, numbers in owners.items():
                 accumulator = chunk.accumulators[name]
                 owners[name] = state.accumulators[name].merge_owners(accumulator, numbers, accumulator.new_owners(index))
@@ -268,7 +278,12 @@ class Pass:
             name: type(accumulator)(**{key: tensors.get((name, key), t) for key, t in accumulator.tensors.items()})
             for name, accumulator in state.accumulators.items()
         }
-        return self.encoder.finalize_unchecked(State(accumulators, state.count, state.origin, self.prepared))
+        return self.result(State(accumulators, state.count, state.origin, self.prepared))
+
+    def result(self, state: State) -> Any:
+        """z, or the state with which the next pass begins."""
+        last = self.encoder.pool.pass_of(state) == self.encoder.passes
+        return self.encoder.finalize_unchecked(state) if last else self.encoder.next_unchecked(state)
 
     def gradients(self, sums: GradientSums, to_elements: Tensor | None) -> list[Tensor | None]:
         """The gradients of all inputs, summed over the ranks, in the inputs' types."""

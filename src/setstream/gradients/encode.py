@@ -15,6 +15,7 @@ z is the encoding of the full set in every mode but `subset`; the modes differ i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from setstream.sets.layout import Sets, pack
 from setstream.sets.partition import Given, InMemory
 from setstream.sets.source import SetSource
 from setstream.states.reduce import Group
+from setstream.states.state import State
 
 MODES = {"full": full, "exact": exact, "unbiased": unbiased, "importance": importance, "subset": subset, "none": none}
 GRADIENTS = tuple(MODES)
@@ -105,7 +107,11 @@ def encode(
     _check(encoder, gradient, options, features=features, floor=floor, partition=partition)
     if not torch.is_grad_enabled() and (encoder.pool.consistent or gradient != "full"):
         gradient = "none"
-    return MODES[gradient](encoder, _open(encoder, sets, mask, gradient, options, partition), options)
+    batch = _open(encoder, sets, mask, gradient, options, partition)
+    result = MODES[gradient](encoder, batch, options)
+    while isinstance(result, State):  # with which the next pass begins
+        result = MODES[gradient](encoder, batch, replace(options, begun=result))
+    return result
 
 
 def _check(encoder: SetEncoder, gradient: str, options: Options, **given: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.gradients.base import Forward, Name, Pass, draws_numbers, forward_size
+from setstream.gradients.base import Forward, Name, Pass, draws_numbers
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.sets.layout import Packed
@@ -20,10 +20,10 @@ from setstream.states.accumulators import align
 def exact(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z, with the gradient of all blocks."""
     run = Pass(encoder, sets, options)
-    blocks = sets.blocks(min(options.chunk_size * len(sets), encoder.tile_size(sets.sample)))
+    blocks = sets.blocks(min(options.chunk_size * len(sets), run.reader.block_size(sets.sample)))
     apart = run.owned or draws_numbers(encoder, sets.sample)
     with torch.no_grad():
-        forward = run.forward(blocks if apart else sets.blocks(forward_size(encoder, sets, options)))
+        forward = run.forward(blocks if apart else sets.blocks(run.forward_size(sets)))
     return run.encode(forward, Recomputation(run, forward, AllBlocks(blocks)))
 
 

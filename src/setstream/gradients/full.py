@@ -18,5 +18,5 @@ def full(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     packed = sets.whole()
     if packed is not None:
         return encoder(packed)
-    forward = Pass(encoder, sets, options).forward(sets.blocks(options.chunk_size))
-    return encoder.finalize_unchecked(forward.state)
+    run = Pass(encoder, sets, options)
+    return run.result(run.forward(sets.blocks(options.chunk_size)).state)

@@ -12,6 +12,8 @@ Among estimators that know |g_j| only, w_j = |g_j| has the least variance if all
 variance where they are not: no weight g_j/π_j exceeds |g_j| by more than a factor N (1 + floor) / (m floor).
 """
 
+from __future__ import annotations
+
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,9 +24,10 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
-from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers, forward_size
+from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
+from setstream.pools.base import Want
 from setstream.pools.kernels.cheap_layers import CheapLayers
 from setstream.sets.layout import Packed
 
@@ -94,40 +97,96 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
             "cannot be drawn again. Put dropout into the head, set phi.eval(), or use gradient='exact' or 'unbiased'."
         )
     run = Pass(encoder, sets, options)
-    cache = open_cache(options.features, run)
-    blocks = sets.blocks(max(options.chunk_size * len(sets), encoder.tile_size(sets.sample)))
+    first: ImportanceSampling | None = options.shared.get("first")
+    if first is not None and any(t.requires_grad for part in run.empty.accumulators.values() for t in part.tensors.values()):
+        cache, blocks = first.cache, first.blocks
+    else:
+        first, cache = None, open_cache(options.features, run)
+        blocks = sets.blocks(max(options.chunk_size * len(sets), run.reader.block_size(sets.sample)))
     apart = run.owned or type(cache) is not RecomputedFeatures
     with torch.no_grad():
-        forward = run.forward(blocks, cache.keep) if apart else run.forward(sets.blocks(forward_size(encoder, sets, options)))
-    return run.encode(forward, ImportanceSampling(run, forward, blocks, cache))
+        if not apart:
+            forward = run.forward(sets.blocks(run.forward_size(sets)))
+        else:
+            forward = run.forward(blocks, cache.keep) if first is None else run.forward(blocks, known=cache.features)
+    sampling = ImportanceSampling(run, forward, blocks, cache, first)
+    options.shared["first"] = first or sampling
+    return run.encode(forward, sampling)
+
+
+class PoolGradient:
+    """The exact gradient through the pool of one pass, given the cotangents of its state."""
+
+    def __init__(self, run: Pass, forward: Forward, cotangents: dict[Name, Tensor]) -> None:
+        self.run, self.forward, self.cotangents = run, forward, cotangents
+        self.way_back = run.way_back(forward, cotangents)
+
+    def to_features(self, index: int, block: Packed, features: Tensor, sums: GradientSums, want: Want) -> Tensor | None:
+        """g (M, in_dim) of a block's features (M, in_dim), or its norms, if wanted. Gradients of the pool go into `sums`."""
+        if self.way_back is not None:
+            return self.way_back(block, features, want)
+        features = features.detach().requires_grad_(want is not None)
+        parts = self.forward.contributions(index, self.run.absorb(block, features))
+        extra = () if want is None else (features,)
+        g = next(iter(sums.add(parts.values(), [self.cotangents[name] for name in parts], extra)), None)
+        return torch.linalg.vector_norm(g, dim=1) if g is not None and want == "norms" else g
+
+    def add_context(self, sums: GradientSums) -> None:
+        """Add what the blocks so far give to the context; those that follow are not added."""
+        if self.way_back is not None:
+            self.run.leaves.add_context(sums, {name: bar.clone() for name, bar in self.way_back.bars.items()})
 
 
 class ImportanceSampling:
-    """The backward pass: exact through the pool for all elements, through phi for the drawn ones."""
+    """The backward pass: exact through the pool for all elements, through phi for the drawn ones.
 
-    def __init__(self, run: Pass, forward: Forward, blocks: Iterable[Packed], cache: RecomputedFeatures) -> None:
-        self.run, self.forward, self.blocks, self.cache = run, forward, blocks, cache
+    With several passes over a set, the backward pass of the first comes last: it samples phi for the sum of what all want.
+    """
+
+    def __init__(
+        self,
+        run: Pass,
+        forward: Forward,
+        blocks: Iterable[Packed],
+        cache: RecomputedFeatures,
+        first: ImportanceSampling | None = None,
+    ) -> None:
+        self.run, self.forward, self.blocks, self.cache, self.first = run, forward, blocks, cache, first
+        #: The gradients of the later passes, by pass: each backward pass replaces its own.
+        self.later: dict[ImportanceSampling, PoolGradient] = {}
 
     def __call__(self, cotangents: dict[Name, Tensor]) -> list[Tensor | None]:
         """The gradients of all inputs, given those of the state."""
         run, learned = self.run, self.run.learned
         sums = run.leaves.sums()
-        way_back = run.way_back(self.forward, cotangents)
+        own = PoolGradient(run, self.forward, cotangents)
+        if self.first is not None:
+            for index, block in enumerate(self.blocks):
+                own.to_features(index, block, self.cache.features(index, block), sums, None)
+            own.add_context(sums)
+            self.first.later[self] = own
+            return run.gradients(sums, None)
+        later, self.later = [*self.later.values()], {}
+        exact = [own, *later]
+        recomputable = all(one.way_back is not None for one in exact)
+        keeping = isinstance(self.cache, FeaturesInMemory) and not recomputable
+        want: Want = None
+        if run.learns_phi:
+            want = "rows" if later or keeping else "norms"
         kept: dict[int, Tensor] = {}
         norms: list[Tensor] = []
         for index, block in enumerate(self.blocks):
-            if way_back is not None:
-                norms.append(way_back(block, self.cache.features(index, block), "norms" if run.learns_phi else None))
+            features = self.cache.features(index, block)
+            g = own.to_features(index, block, features, sums, want)
+            if g is None:
                 continue
-            for g in self._through_pool(index, block, cotangents, sums):
-                norms.append(torch.linalg.vector_norm(g, dim=1))
-                if isinstance(self.cache, FeaturesInMemory):
-                    kept[index] = g
-        if way_back is not None:
-            run.leaves.add_context(
-                sums, {name: bar.clone() for name, bar in way_back.bars.items()}
-            )  # more may be added to them
-        drawn = self._draw(norms) if norms and run.learns_phi else {}
+            if later:
+                g = g + self._through_pools(later, index, block, features)
+            if keeping:
+                kept[index] = g
+            norms.append(g if g.dim() == 1 else torch.linalg.vector_norm(g, dim=1))
+        own.add_context(sums)
+        drawn = self._draw(norms) if norms else {}
         rows, weighted, positions, owner = [], [], [], []
         for index, block in enumerate(self.blocks if drawn else ()):
             if index not in drawn:
@@ -136,8 +195,12 @@ class ImportanceSampling:
             rows.append(block.elements[chosen])
             owner.append(sets)
             weights = weights.unsqueeze(1)
-            if way_back is None:
-                (g,) = [kept[index]] if index in kept else self._through_pool(index, block, cotangents, GradientSums([]))
+            if not recomputable:
+                g = (
+                    kept[index]
+                    if index in kept
+                    else self._through_pools(exact, index, block, self.cache.features(index, block))
+                )
                 weights = g[chosen] * weights.to(g.dtype)
             weighted.append(weights)
             if learned is not None:
@@ -147,22 +210,25 @@ class ImportanceSampling:
             order = torch.cat(owner).argsort(stable=True)  # set by set
             elements = torch.cat(rows)[order.to(rows[0].device)].detach().requires_grad_(learned is not None)
             with torch.enable_grad(), run.autocast():
-                features = run.leaves.module.features(elements, known=True)
+                features = run.leaves.module.features(elements, known=True, reader=run.reader)
             bars = torch.cat(weighted)[order.to(features.device)]
-            if way_back is not None:
+            if recomputable:
                 lengths = torch.bincount(torch.cat(owner), minlength=len(run.empty)).tolist()
-                bars = way_back(Packed(elements, lengths), features.detach()) * bars.to(features.dtype)
+                g = self._through_pools(exact, 0, Packed(elements, lengths), features.detach())
+                bars = g * bars.to(features.dtype)
             extra = sums.add([features], [bars], () if learned is None else (elements,))
             if to_elements is not None and extra[0] is not None:
                 to_elements[torch.cat(positions)[order.to(to_elements.device)]] += extra[0]
         return run.gradients(sums, to_elements)
 
-    def _through_pool(self, index: int, block: Packed, cotangents: dict[Name, Tensor], sums: GradientSums) -> list[Tensor]:
-        """[g] of a block's elements by autograd, or [] if nothing before the pool learns. Other gradients go into `sums`."""
-        features = self.cache.features(index, block).detach().requires_grad_(self.run.learns_phi)
-        parts = self.forward.contributions(index, self.run.absorb(block, features))
-        extra = (features,) if self.run.learns_phi else ()
-        return [g for g in sums.add(parts.values(), [cotangents[name] for name in parts], extra) if g is not None]
+    @staticmethod
+    def _through_pools(exact: list[PoolGradient], index: int, block: Packed, features: Tensor) -> Tensor:
+        """g of a block's features, the sum of what all passes want."""
+        total = torch.zeros_like(features)
+        for one in exact:
+            g = one.to_features(index, block, features, GradientSums([]), "rows")
+            total = total if g is None else total + g
+        return total
 
     def _draw(self, norms: list[Tensor]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
         """For each block with drawn elements: their positions in it, 1/π of each, and its set."""

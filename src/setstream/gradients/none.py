@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from setstream.gradients.base import Pass, forward_size
+from setstream.gradients.base import Pass
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 
@@ -15,5 +15,5 @@ from setstream.models.encoder import SetEncoder
 @torch.no_grad()
 def none(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z without a gradient."""
-    forward = Pass(encoder, sets, options).forward(sets.blocks(forward_size(encoder, sets, options)))
-    return encoder.finalize_unchecked(forward.state)
+    run = Pass(encoder, sets, options)
+    return run.result(run.forward(sets.blocks(run.forward_size(sets))).state)

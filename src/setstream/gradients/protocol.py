@@ -8,9 +8,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from setstream.sets.layout import Packed
 from setstream.sets.partition import Carriers
 from setstream.states.reduce import Group
+from setstream.states.state import State
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Options:
     features: str | Path
     floor: float
     one_chunk: bool
+    #: The state with which the pass begins, if it is not the first.
+    begun: State | None = None
+    #: What the passes of one encoding have in common.
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 class Batch(Protocol):

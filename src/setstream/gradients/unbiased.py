@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from setstream.gradients.base import Pass, drawing, draws_numbers, forward_size, graded_tensors
+from setstream.gradients.base import Pass, drawing, draws_numbers, graded_tensors
 from setstream.gradients.exact import Recomputation
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
@@ -23,7 +23,7 @@ def unbiased(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     run = Pass(encoder, sets, options)
     apart = run.owned or draws_numbers(encoder, sets.sample)
     with drawing:
-        size = forward_size(encoder, sets, options)
+        size = run.forward_size(sets)
         blocks, carriers = sets.draw(options.grad_chunks, options.replacement, size, apart)
     with torch.no_grad():
         forward = run.forward(blocks)

@@ -101,13 +101,13 @@ class SetEncoder(Pretrained, nn.Module):
             context = self.pool.prepare(state)
         return state + self.absorb(state, context, packed)
 
-    def _whole(self, packed: Packed) -> State:
+    def _whole(self, packed: Packed, features: Tensor | None = None) -> State:
         """The state of sets that had no elements before."""
         device, batch = self.device or packed.elements.device, len(packed)
         draw = self.pool.draw_accumulators(batch, device, None)
         begun = State(draw, torch.zeros(batch, dtype=torch.int64, device=device), self.origin)
         context = self.pool.prepare(begun)
-        return self.absorb(begun, context, packed)
+        return self.absorb(begun, context, packed, features)
 
     def merge(self, state: State, other: State, *, chunks: str | None = None) -> State:
         """`state + other`, both checked to be of this encoder; `chunks` as in `update`."""
@@ -116,6 +116,22 @@ class SetEncoder(Pretrained, nn.Module):
         if self.pool.refuse_chunks(chunks) and bool(((state.count > 0) & (other.count > 0)).any()):
             raise self.pool.inconsistent()
         return state + other
+
+    @property
+    def passes(self) -> int:
+        """How often a set is read: more than once with `ss.MultiPass`."""
+        return self.pool.passes
+
+    def next_pass(self, state: State) -> State:
+        """The state with which the next pass over the same sets begins; after the last pass, the state itself."""
+        self.check_state(state)
+        if self.pool.pass_of(state) == self.passes:
+            return state
+        return self.next_unchecked(state)
+
+    def next_unchecked(self, state: State) -> State:
+        """`next_pass` for a state that is known to be of this encoder."""
+        return State(self.pool.next_pass(state), torch.zeros_like(state.count), state.origin)
 
     def finalize(self, state: State, *, chunks: str | None = None) -> Any:
         """The encoding z of the sets: (B, num_slots, out_dim) from a pool with slots; `chunks` as in `update`."""
@@ -129,14 +145,18 @@ class SetEncoder(Pretrained, nn.Module):
     def forward(self, sets: Sets, mask: Tensor | None = None) -> Any:
         """The encoding z of whole sets: the same as `finalize(update(None, sets))`, and faster if all have one size."""
         packed = pack(sets, mask)
-        if torch.is_grad_enabled() and len(set(packed.lengths)) == 1 and packed.lengths[0]:
-            features = self.features(packed.elements)
+        features = self.features(packed.elements) if torch.is_grad_enabled() else None
+        if features is not None and len(set(packed.lengths)) == 1 and packed.lengths[0]:
             return self._checked(self.pool(features.unflatten(0, (len(packed), -1))))
-        return self.finalize_unchecked(self._whole(packed))
+        state = self._whole(packed, features)
+        for _ in range(1, self.passes):
+            begun = self.next_unchecked(state)
+            state = self.absorb(begun, self.pool.prepare(begun), packed, features)
+        return self.finalize_unchecked(state)
 
-    def features(self, elements: Tensor, *, known: bool = False) -> Tensor:
+    def features(self, elements: Tensor, *, known: bool = False, reader: Reader | None = None) -> Tensor:
         """The features (M, in_dim) that phi makes of (M, ...) elements, checked. known: both are known to be finite."""
-        reader = self._reader(self.origin)
+        reader = reader or self.reader()
         reader.check(elements)
         look = self.check_finite and not known
         if look and not all_finite(elements):
@@ -149,10 +169,14 @@ class SetEncoder(Pretrained, nn.Module):
             )
         return features
 
+    def reader(self) -> Reader:
+        """What phi's modules determine, for all chunks of a pass."""
+        return Reader(self.phi, self.pool, self.device)
+
     def _reader(self, origin: Origin) -> Reader:
-        """What is known of phi, as long as the encoder has this origin."""
+        """The same, as long as the encoder has this origin."""
         if "reader" not in origin.known:
-            origin.known["reader"] = Reader(self.phi, self.pool, self.device)
+            origin.known["reader"] = self.reader()
         return origin.known["reader"]
 
     def attention(self, chunk: Tensor, state: State, mask: Tensor | None = None) -> Any:
@@ -176,7 +200,14 @@ class SetEncoder(Pretrained, nn.Module):
             features = features.new_zeros(mask.numel(), features.shape[-1]).masked_scatter(mask.reshape(-1, 1), features)
         return weigh(features.unflatten(0, chunk.shape[:2]), state, mask)
 
-    def absorb(self, state: State, context: Context, packed: Packed, features: Tensor | None = None) -> State:
+    def absorb(
+        self,
+        state: State,
+        context: Context,
+        packed: Packed,
+        features: Tensor | None = None,
+        reader: Reader | None = None,
+    ) -> State:
         """The state of a chunk alone, with the draw of `state`.
 
         Args:
@@ -185,16 +216,19 @@ class SetEncoder(Pretrained, nn.Module):
             packed: The elements.
             features: What phi makes of them, if that is known. Otherwise phi is computed: a chain of cheap layers together with
                 the pool, tile by tile.
+            reader: What is known of phi; None: found out.
         """
         pieces, device = Pieces(len(state)), packed.elements.device
         if features is not None or torch.is_grad_enabled() or not self.pool.consistent:
-            features = self.features(packed.elements) if features is None else features
+            features = self.features(packed.elements, reader=reader) if features is None else features
             self._absorb_tile(pieces, context, Tile(0, packed.first, packed.lengths), features)
         else:
-            self._absorb_tiles(pieces, context, packed, self._reader(state.origin or self.origin))
+            if reader is None:
+                reader = self.reader() if state.origin is None else self._reader(state.origin)
+            self._absorb_tiles(pieces, context, packed, reader)
         if idle := pieces.missing():
             width = self._feature_width() if features is None else features.shape[-1]
-            pieces.add(idle, self.pool.empty_accumulators(len(idle), device, width))
+            pieces.add(idle, self.pool.empty_like(state, len(idle), width))
         before, after = packed.first, len(state) - packed.first - len(packed)
         count = torch.tensor([0] * before + packed.lengths + [0] * after, device=device)
         kept = None if torch.is_grad_enabled() else context
@@ -220,16 +254,12 @@ class SetEncoder(Pretrained, nn.Module):
         for tile in cut:
             some = elements if len(cut) == 1 else elements[tile.start : tile.stop]
             look = self.check_finite and not late
-            features = self.features(some) if look else reader.read(some, phi, self.cast_input)
+            features = self.features(some, reader=reader) if look else reader.read(some, phi, self.cast_input)
             self._absorb_tile(pieces, context, tile, features)
             if tested:
                 sums.append(some.sum(dtype=torch.promote_types(some.dtype, torch.float32)))  # half floats overflow
         if late and not pieces.finite(sums):
-            self.features(elements)  # raises the error
-
-    def tile_size(self, elements: Tensor) -> int:
-        """How many elements are read together."""
-        return self._reader(self.origin).block_size(elements)
+            self.features(elements, reader=reader)  # raises the error
 
     def finalize_unchecked(self, state: State) -> Any:
         """`finalize` for a state that is known to be of this encoder."""
@@ -269,15 +299,17 @@ class SetEncoder(Pretrained, nn.Module):
                 f"({origin.fingerprint}): architecture or weights differ. Load the weights that made it, or encode again."
             )
         if state.origin.loaded:
-            check_accumulators(state, self._example())
+            check_accumulators(state, self._example(self.pool.pass_of(state)))
         state.origin = origin  # equal: from now on one comparison of pointers is enough
 
     @torch.no_grad()
-    def _example(self) -> State:
-        """A state of one element, or of none if the width of the features is not known."""
-        cache, key = self.origin.known, f"example, training={self.pool.training}"
+    def _example(self, number: int = 1) -> State:
+        """A state of one element in a pass, or of none if the width of the features is not known."""
+        cache, key = self.origin.known, f"example of pass {number}, training={self.pool.training}"
         if key not in cache:
-            state = self.empty(1, generator=torch.Generator())
+            state = (
+                self.empty(1, generator=torch.Generator()) if number == 1 else self.next_unchecked(self._example(number - 1))
+            )
             width = self.pool.in_dim or self._feature_width()
             if width is not None:
                 features = torch.zeros(1, 1, width, device=state.device, dtype=self._feature_dtype())

@@ -75,6 +75,11 @@ class SetStream:
         """Add the elements of `chunk` (B, n, ...), or of any other layout. The first chunk decides how many sets there are."""
         self.state = self._after(None if self._new() else self.state, chunk, mask)
 
+    def next_pass(self) -> None:
+        """Begin the next pass of a model that reads its sets more than once: give it the same elements again."""
+        with evaluating(self.model):
+            self.state = self.model.encoder.next_pass(self.state)
+
     def remove(self, chunk: Sets, mask: Tensor | None = None) -> None:
         """Remove elements that were added before: with `update`, a sliding window. See `State.remove` for its limits."""
         self.state = self.state - self._after(None, chunk, mask)

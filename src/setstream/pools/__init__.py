@@ -3,9 +3,24 @@
 from setstream.pools.activations import ACTIVATIONS, Activation
 from setstream.pools.chunk_mean import ChunkMean
 from setstream.pools.deepsets import DeepSets
+from setstream.pools.gated_attention import GatedAttention
+from setstream.pools.multi_pass import MultiPass, SlotAttention
 from setstream.pools.parallel import Parallel
 from setstream.pools.projected import Projected
 from setstream.pools.sse import SSE, HierarchicalSSE
 from setstream.pools.umbc import UMBC
 
-__all__ = ["ACTIVATIONS", "SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Parallel", "Projected"]
+__all__ = [
+    "ACTIVATIONS",
+    "SSE",
+    "UMBC",
+    "Activation",
+    "ChunkMean",
+    "DeepSets",
+    "GatedAttention",
+    "HierarchicalSSE",
+    "MultiPass",
+    "Parallel",
+    "Projected",
+    "SlotAttention",
+]

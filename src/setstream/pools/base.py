@@ -29,6 +29,8 @@ Key = TypeVar("Key")
 
 #: Methods of pools by their names in 0.1.
 RENAMED = {"empty_parts": "empty_accumulators", "draw_parts": "draw_accumulators", "absorb_parts": "accumulate"}
+#: The accumulator of a pool whose slots are given to it.
+GIVEN = "given"
 #: What callers pass as `chunks` to average a pool that is not consistent over the chunks of a set.
 AVERAGE = "average"
 
@@ -59,6 +61,12 @@ def parameter_dtype(module: nn.Module) -> torch.dtype | None:
     return next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
 
 
+def given_slots(state: State) -> Tensor | None:
+    """The slots (B, num_slots, slot_dim) that an earlier pass gives to a pool; None in a first pass."""
+    given = state.accumulators.get(GIVEN)
+    return None if given is None else given["slots"]
+
+
 class Pool(nn.Module):
     """The base of all pools: features (B, n, in_dim) of a chunk become a State, states merge, a State becomes z.
 
@@ -72,6 +80,10 @@ class Pool(nn.Module):
     in_dim: int | None = None
     #: Whether every partition of a set gives the same answer. A pool with False overrides `chunks_seen`, too.
     consistent: bool = True
+    #: How often a set is read.
+    passes: int = 1
+    #: Whether it can be a later pass of a `MultiPass`: `prepare` and `finalize` use `given_slots(state)` where there are some.
+    takes_slots: bool = False
 
     @property
     def width(self) -> int:
@@ -115,6 +127,22 @@ class Pool(nn.Module):
         """The neutral state of a batch: adding it changes nothing. `width`: of the features, where it is known."""
         accumulators = self.empty_accumulators(batch, device, width) | self.draw_accumulators(batch, device, generator)
         return State(accumulators, torch.zeros(batch, dtype=torch.int64, device=device))
+
+    def own_slots(self, state: State) -> Tensor:
+        """The slots (B or 1, num_slots, slot_dim) of a first pass; needed if they are updated by later ones."""
+        raise NotImplementedError
+
+    def pass_of(self, state: State) -> int:
+        """The pass that a state belongs to; the first is 1."""
+        return 1
+
+    def next_pass(self, state: State) -> dict[str, Accumulator]:
+        """The accumulators with which the pass after that of a state begins; for pools with several passes."""
+        raise NotImplementedError
+
+    def empty_like(self, state: State, batch: int, width: int | None) -> dict[str, Accumulator]:
+        """The accumulators of sets without elements, in the pass of a state."""
+        return self.empty_accumulators(batch, state.device, width)
 
     def prepare(self, state: State) -> Context:
         """All that a pass computes from the weights and the draw alone, once, for any number of chunks."""
@@ -175,6 +203,10 @@ class Pool(nn.Module):
             raise ShapeError(
                 f"{type(self).__name__} takes features of shape (B, N, {self.in_dim or 'D'}); got {tuple(features.shape)}"
             )
+        return cast(self.finalize(self.absorb_whole(features, mask)), parameter_dtype(self) or features.dtype)
+
+    def absorb_whole(self, features: Tensor, mask: Tensor | None, begun: State | None = None) -> State:
+        """The state of whole sets of features; `begun`: that of a later pass, without elements."""
         batch, size = features.shape[:2]
         if not features.is_floating_point():
             features = features.to(parameter_dtype(self) or torch.get_default_dtype())
@@ -183,10 +215,8 @@ class Pool(nn.Module):
                 raise MaskError(f"the mask must be bool {(batch, size)}, True for real; got {mask.dtype} {tuple(mask.shape)}")
             features = features.masked_fill(~mask.unsqueeze(-1), 0.0)
         count = torch.full((batch,), size, device=features.device) if mask is None else mask.sum(1)
-        draw = self.draw_accumulators(batch, features.device, None)
-        context = self.prepare(State(draw, count))
-        if size:
-            accumulators = self.accumulate(context, features, mask)
-        else:
-            accumulators = self.empty_accumulators(batch, features.device, features.shape[-1])
-        return cast(self.finalize(State(draw | accumulators, count)), parameter_dtype(self) or features.dtype)
+        draw = self.draw_accumulators(batch, features.device, None) if begun is None else begun.accumulators
+        state = State(draw, count)
+        context = self.prepare(state)
+        empty = {} if size else self.empty_like(state, batch, features.shape[-1])
+        return State(draw | (self.accumulate(context, features, mask) if size else empty), count)

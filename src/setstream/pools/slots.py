@@ -3,6 +3,7 @@
     learned           s_i = μ_i
     gaussian          s_i = μ_i + softplus(v_i) ε_i,   ε_i ~ N(0, I)         one Gaussian for each slot
     shared-gaussian   s_i = μ   + softplus(v)   ε_i                          one Gaussian for all slots
+    given             what an earlier pass gives (see `multi_pass.py`): no parameters
 
 ε is drawn once for each set and pass in training mode and is part of the state, so that all chunks of a set use the same
 slots. In eval mode the slots are the mean, or, on request, one fixed draw that is saved with the weights: the mean of a
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 
-KINDS = ("learned", "gaussian", "shared-gaussian")
+KINDS = ("learned", "gaussian", "shared-gaussian", "given")
 EVAL_SLOTS = ("mean", "fixed")
 
 
 class Slots(nn.Module):
-    """K slots of width slot_dim, of one of the three kinds.
+    """K slots of width slot_dim, of one of the kinds.
 
     >>> slots = Slots("gaussian", num_slots=4, slot_dim=8).train()
     >>> slots(slots.draw(2, torch.device("cpu"))).shape        # (B, K, slot_dim)
@@ -42,6 +43,11 @@ class Slots(nn.Module):
         if eval_slots not in EVAL_SLOTS:
             raise ConfigurationError(f"unknown eval_slots {eval_slots!r}: choose one of {', '.join(EVAL_SLOTS)}")
         self.kind, self.num_slots, self.slot_dim = kind, num_slots, slot_dim
+        if kind == "given":
+            self.register_parameter("mean", None)
+            self.register_parameter("raw_std", None)
+            self.register_buffer("fixed", None)
+            return
         rows = 1 if kind == "shared-gaussian" else num_slots
         self.mean = nn.Parameter(torch.empty(rows, slot_dim))
         if kind == "learned":
@@ -55,7 +61,7 @@ class Slots(nn.Module):
 
     def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor | None:
         """ε (batch, K, slot_dim) for one training pass; None where nothing is random."""
-        if self.kind == "learned" or not self.training:
+        if self.raw_std is None or not self.training:
             return None
         where = device if generator is None else generator.device
         noise = torch.randn(batch, self.num_slots, self.slot_dim, device=where, dtype=self.mean.dtype, generator=generator)
@@ -63,6 +69,11 @@ class Slots(nn.Module):
 
     def forward(self, noise: Tensor | None) -> Tensor:
         """The slots (B or 1, K, slot_dim) for a draw, or for eval mode."""
+        if self.mean is None:
+            raise ConfigurationError(
+                "slots='given' are for a later pass of ss.MultiPass, which gives them: alone, or as a first pass, a pool needs "
+                "slots of its own (learned, gaussian or shared-gaussian)"
+            )
         noise = self.fixed if noise is None else noise
         mean = self.mean.expand(1, self.num_slots, self.slot_dim)
         return mean if noise is None or self.raw_std is None else mean + F.softplus(self.raw_std) * noise
@@ -72,7 +83,7 @@ class Slots(nn.Module):
         """Reorder the slots in place: slot i becomes what slot order[i] was."""
         if sorted(order.tolist()) != list(range(self.num_slots)):
             raise ConfigurationError(f"an order of {self.num_slots} slots names each once; got {order.tolist()}")
-        if self.kind != "shared-gaussian":
+        if self.mean is not None and self.kind != "shared-gaussian":
             self.mean.copy_(self.mean[order])
             if self.raw_std is not None:
                 self.raw_std.copy_(self.raw_std[order])

@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.errors import ConfigurationError
+from setstream.errors import ConfigurationError, ShapeError
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
-from setstream.pools.base import Context, Cotangents, Pool, Want
+from setstream.pools.base import Context, Cotangents, Pool, Want, given_slots
 from setstream.pools.kernels.block_sums import log_weights
 from setstream.pools.kernels.shared_rows import pull_back, shared_rows
 from setstream.pools.kernels.weighted_sums import weighted_sums
@@ -51,7 +51,7 @@ class UMBC(Pool):
         slot_dim, out_dim: in_dim unless given.
         heads: divides out_dim.
         activation: softmax, sigmoid, slot-softmax, slot-sigmoid, slot-exp, or an `ss.Activation`.
-        slots: learned, gaussian or shared-gaussian (see `pools/slots.py`).
+        slots: learned, gaussian, shared-gaussian, or given by an earlier pass (see `pools/slots.py`).
         normalise: divide by the weights' sum over the set; None: the activation's default.
         eval_slots: mean or fixed.
         slot_norm: layer norm on the queries, as in the paper.
@@ -68,6 +68,8 @@ class UMBC(Pool):
     >>> pool(torch.randn(2, 1000, 32)).shape
     torch.Size([2, 4, 64])
     """
+
+    takes_slots = True
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class UMBC(Pool):
     def attention(self, features: Tensor, state: State, mask: Tensor | None = None) -> Tensor:
         """Weights (B, H, K, n) of a chunk's features (B, n, in_dim) against a finished state, zero where masked."""
         with self._no_autocast():
-            pooled = state.accumulators["pooled"]
+            pooled = cast(LogSums, state.accumulators["pooled"])
             context, features = self._common(self.prepare(state), features)
             batch = len(features)
             if not features.shape[1]:
@@ -223,11 +225,7 @@ class UMBC(Pool):
             keys = features.mT if self.folded else self._project_direct(features)[0]
             slots = (batch, self.heads, self.num_slots)
             weights, shift, _ = log_weights(queries, keys, context.get("offset"), self.activation, slots, mask)
-            if not self.activation.normalise:
-                return weights * shift.exp().unsqueeze(-1)
-            total = pooled["normaliser"] * (pooled["shift"] - shift).to(pooled["normaliser"].dtype).exp()
-            total = total.masked_fill(total == 0, float("inf"))  # an empty set has no weights
-            return weights / total.to(weights.dtype).unsqueeze(-1)
+            return pooled.shares(weights, shift) if self.activation.normalise else weights * shift.exp().unsqueeze(-1)
 
     def permute_slots_(self, order: Tensor) -> None:
         """Reorder the slots in place, for the law of slot equivariance."""
@@ -240,9 +238,20 @@ class UMBC(Pool):
         known = None if state.context is None else state.context.get("slots")
         if known is not None and (known.requires_grad or not torch.is_grad_enabled()):
             return known
-        draw = state.accumulators.get("draw")
-        queries = self.query_norm(self.query(self.slots(None if draw is None else draw["noise"])))
+        slots = given_slots(state)
+        if slots is None:
+            slots = self.own_slots(state)
+        elif slots.shape[1:] != (self.num_slots, self.slot_dim):
+            raise ShapeError(
+                f"the slots given to this pass must be (B, {self.num_slots}, {self.slot_dim}); the module before it gave "
+                f"{tuple(slots.shape)}"
+            )
+        queries = self.query_norm(self.query(slots.to(self.query.weight.dtype)))
         return queries.to(torch.promote_types(queries.dtype, torch.float32))
+
+    def own_slots(self, state: State) -> Tensor:
+        draw = state.accumulators.get("draw")
+        return self.slots(None if draw is None else draw["noise"])
 
     def _split(self, rows: Tensor) -> Tensor:
         """(B, K, d) to (B, H, K, d/H)."""

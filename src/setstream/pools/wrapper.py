@@ -31,6 +31,14 @@ class Wrapper(Pool):
         return self.inner.accumulate(context, features, mask)
 
     @property
+    def takes_slots(self) -> bool:  # type: ignore[override]
+        """As the inner pool."""
+        return self.inner.takes_slots
+
+    def own_slots(self, state: State) -> Tensor:
+        return self.inner.own_slots(state)
+
+    @property
     def width(self) -> int:
         return self.inner.width
 

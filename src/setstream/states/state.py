@@ -160,10 +160,13 @@ class State:
         return State(joined, torch.cat([state.count for state in states]), origin)
 
     def select(self, prefix: str) -> State:
-        """The accumulators of one member of a `Parallel` pool."""
+        """The accumulators of one member of a `Parallel` pool, or of one pass; with slots that are given to all members."""
         start = prefix + "/"
         chosen = {name.removeprefix(start): one for name, one in self.accumulators.items() if name.startswith(start)}
-        return State(chosen, self.count, self.origin)
+        if "given" in self.accumulators:
+            chosen["given"] = self.accumulators["given"]
+        known = self.context and {name.removeprefix(start): t for name, t in self.context.items() if name.startswith(start)}
+        return State(chosen, self.count, self.origin, known)
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of all accumulators by name, `accumulator.tensor`; views, and without the count."""

@@ -128,8 +128,9 @@ class Shared(Accumulator):
         for name, tensor in self.tensors.items():
             if tensor is not other[name] and not torch.equal(tensor, other[name]):
                 raise MismatchError(
-                    f"these states come from different random draws ({name}), so their sum means nothing. Start both "
-                    "from one `state = encoder.empty(batch)`, or call encoder.eval() if no draw is needed."
+                    f"these states come from different random draws or different first passes ({name}), so their sum means "
+                    "nothing. Start both from one `state = encoder.empty(batch)`, or from one `encoder.next_pass(state)`; call "
+                    "encoder.eval() if no draw is needed."
                 )
         return self
 

@@ -227,6 +227,11 @@ class LogSums(Accumulator):
         numerator, normaliser = self["numerator"], self["normaliser"]
         return numerator / align(normaliser.masked_fill(normaliser == 0, 1.0), numerator)
 
+    def shares(self, weights: Tensor, shift: Tensor) -> Tensor:
+        """Weights e^(l - shift) (B, ..., n) of a chunk as shares of all weights; zero in an empty set."""
+        total = self["normaliser"] * (self["shift"] - shift).to(self["normaliser"].dtype).exp()
+        return weights / total.masked_fill(total == 0, float("inf")).to(weights.dtype).unsqueeze(-1)
+
     def true_sums(self) -> tuple[Tensor, Tensor]:
         """numerator·e^m and normaliser·e^m, for weights that are not normalised over the set."""
         growth = self["shift"].to(self["normaliser"].dtype).exp()
