@@ -21,10 +21,7 @@ def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
 
 
 def initialise(module: nn.Module, init: str) -> None:
-    """Initialise the linear layers of a module: torch's way, or std √(2 / inputs) and no bias for "he".
-
-    With torch's, features shrink from layer to layer: after four layers they are nearly equal, and so is attention to them.
-    """
+    """Initialise the linear layers of a module: torch's way, where features shrink, or std √(2 / inputs) and no bias: "he"."""
     if init not in INITS:
         raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")
     for layer in module.modules():

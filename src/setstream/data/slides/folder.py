@@ -41,10 +41,7 @@ MASKS = ("mask", "annotation", "evaluation")
 
 
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
-    """The slides at a path: a file, or all in a folder and its folders, by name.
-
-    Files with a word of `without` in their name, or in the name of a folder inside, are left out, such as masks.
-    """
+    """The slides at a path, a file or a folder with its folders, by name; none with a word of `without` in a name inside."""
     path = existing(path)
     inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     files = [file for file in inside if not any(word in str(file.relative_to(path)).lower() for word in without)]

@@ -18,6 +18,7 @@ Files are in TRIDENT's layout; CLAM's coordinates are read, too:
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,22 +119,11 @@ class Tissue:
             >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
             array([1. , 0.5, 1. ])
         """
-        corner = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-        low, high = coords / self.downsample, (coords + extent) / self.downsample
-        (x0, y0), (x1, y1) = low.T, high.T
-        inside = _between(corner, x1, y1) - _between(corner, x0, y1) - _between(corner, x1, y0) + _between(corner, x0, y0)
-        return inside / (extent / self.downsample) ** 2
-
-
-def _between(corner: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The integral image between its pixels: bilinear, which is exact for constant pixels."""
-    height, width = (length - 1 for length in corner.shape)
-    x, y = x.clip(0, width), y.clip(0, height)
-    left, top = np.minimum(x.astype(np.int64), max(width - 1, 0)), np.minimum(y.astype(np.int64), max(height - 1, 0))
-    across, down = x - left, y - top
-    upper = corner[top, left] * (1 - across) + corner[top, left + 1] * across
-    lower = corner[top + 1, left] * (1 - across) + corner[top + 1, left + 1] * across
-    return upper * (1 - down) + lower * down
+        integral = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        (x0, y0), (x1, y1) = coords.T / self.downsample, (coords.T + extent) / self.downsample
+        # Between its pixels the integral is bilinear, which is exact for constant pixels.
+        at = partial(need("scipy.ndimage", "slides").map_coordinates, integral, order=1, mode="nearest")
+        return (at([y1, x1]) - at([y1, x0]) - at([y0, x1]) + at([y0, x0])) / (extent / self.downsample) ** 2
 
 
 def find_tissue(slide: Slide, extent: int, threshold: float | None = None) -> Tissue:

@@ -51,17 +51,12 @@ def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
     height, width = picture.shape[:2]
     places = ((np.arange(length) + 0.5) * downsample / tissue.downsample for length in (height, width))
     nearest = (np.minimum(place.astype(np.int64), size - 1) for place, size in zip(places, tissue.mask.shape, strict=True))
-    mask = tissue.mask[np.ix_(*nearest)]
-    inner = mask.copy()
-    for shift, axis in ((1, 0), (-1, 0), (1, 1), (-1, 1)):
-        inner &= np.roll(mask, shift, axis)
-    drawn = np.ascontiguousarray(picture)
-    flat = drawn.reshape(-1, 3)
+    flat = picture.reshape(-1, 3)
     for edge, _, pixels in pixels_of(grid, downsample, (height, width)):
         if edge:
             flat[pixels] = PATCHES
-    drawn[mask & ~inner] = TISSUE
-    return drawn
+    picture[need("skimage.segmentation", "slides").find_boundaries(tissue.mask[np.ix_(*nearest)], mode="inner")] = TISSUE
+    return picture
 
 
 def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:

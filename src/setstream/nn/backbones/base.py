@@ -42,10 +42,7 @@ class Backbone(nn.Module):
 
     @torch.no_grad()
     def standardise(self, images: Tensor, batch: int = 500) -> None:
-        """Scale features to mean zero and deviation one over these images (n, 3, H, W).
-
-        Features of a network that ends in a ReLU lie far from zero, so the means of all bags look alike.
-        """
+        """Scale features to mean zero and deviation one over these images: after a ReLU, the means of all bags look alike."""
         self.centre.zero_()
         self.spread.fill_(1.0)
         features = torch.cat([self(part.to(self.mean.device)) for part in images.split(batch)])

@@ -18,6 +18,8 @@ from setstream.nn.mlp import mlp
 
 # With more places than this, the loss is streamed.
 STREAMED_FROM = 16_384
+# σ₀, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
+SMALLEST_SCALE = 0.1
 
 
 class Waves(nn.Module):
@@ -39,9 +41,9 @@ class Waves(nn.Module):
 class GaussianDecoder(nn.Module, ABC):
     """Encodings of sets (B, ...), and places (B, T, 2), to means and scales (B, T, channels)."""
 
-    def __init__(self, channels: int, smallest_scale: float) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.channels, self.smallest_scale = channels, smallest_scale
+        self.channels = channels
 
     @abstractmethod
     def raw(self, read: Tensor, places: Tensor) -> Tensor:
@@ -49,14 +51,14 @@ class GaussianDecoder(nn.Module, ABC):
 
     def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = self.raw(read, places).chunk(2, dim=-1)
-        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
+        return mean, SMALLEST_SCALE + (1 - SMALLEST_SCALE) * F.softplus(raw)
 
 
 class Decoder(GaussianDecoder):
     """r and a place to mean and scale of each channel: five layers, as in the paper's appendix."""
 
-    def __init__(self, width: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
-        super().__init__(channels, smallest_scale)
+    def __init__(self, width: int, channels: int, waves: int = 0) -> None:
+        super().__init__(channels)
         self.waves = Waves(waves)
         self.first = nn.Linear(width + 2 + 4 * waves, width)
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))

@@ -7,7 +7,6 @@ wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `wave
 
 `init` is the initialisation of phi and the decoder, which the paper does not give: torch's default ("torch"), with which
 features shrink from layer to layer, or He's ("he"), which keeps their size. Slots that see nearly equal features learn slowly.
-`smallest_scale`, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
 
 `umbc+anchors`: slots initialised as places of the image; each attends to its surroundings, each place to the slots near it.
 
@@ -20,10 +19,7 @@ features shrink from layer to layer, or He's ("he"), which keeps their size. Slo
 
 ⟨γ(a), γ(p)⟩ = Σ_i cos 2^i π(a - p), for x and for y, is largest at p = a; its exponential is a product of bumps around the
 anchor, wide in the first head and narrow in the last. This is the initialisation only: anchors and projections, and with them
-the sizes s_h, are learned.
-
-The paper's single vector per image limits the detail of large images; with slots, capacity grows with their number. It is still
-UMBC: pixels come in any chunks and can be removed.
+the sizes s_h, are learned. Capacity grows with the number of slots, where the paper's single vector per image limits it.
 """
 
 from collections.abc import Callable
@@ -52,20 +48,13 @@ Parts = tuple[Pool, nn.Module]
 
 
 def completion_model(
-    parts: Callable[..., Parts],
-    channels: int = 3,
-    width: int = WIDTH,
-    smallest_scale: float = 0.1,
-    waves: int = 0,
-    init: str = "torch",
-    **options: Any,
+    parts: Callable[..., Parts], channels: int = 3, width: int = WIDTH, waves: int = 0, init: str = "torch", **options: Any
 ) -> SetModel:
     """A model of the paper with the pool and the body of `parts(width, **options)`."""
     pool, body = parts(width, **options)
     layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
-    decoder = Decoder(width, channels, smallest_scale, waves)
-    for module in (layers, decoder):
-        initialise(module, init)
+    decoder = Decoder(width, channels, waves)
+    initialise(nn.ModuleList([layers, decoder]), init)
     encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
     return SetModel(encoder, FieldHead(body, decoder))
 
@@ -136,8 +125,8 @@ class AnchoredFeatures(nn.Module):
 class AnchoredDecoder(GaussianDecoder):
     """Rows (B, K, width), one per anchor, and places (B, T, 2) to mean and scale of each channel."""
 
-    def __init__(self, anchors: Tensor, waves: int, width: int, heads: int, channels: int, smallest_scale: float) -> None:
-        super().__init__(channels, smallest_scale)
+    def __init__(self, anchors: Tensor, waves: int, width: int, heads: int, channels: int) -> None:
+        super().__init__(channels)
         self.waves, self.heads = Waves(waves), heads
         count = 4 * waves
         self.anchors = nn.Parameter(self.waves(anchors)[:, :count].clone())
@@ -157,9 +146,7 @@ class AnchoredDecoder(GaussianDecoder):
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def umbc_anchors(
-    channels: int = 3, width: int = WIDTH, smallest_scale: float = 0.1, waves: int = 4, init: str = "he", num_slots: int = SLOTS
-) -> SetModel:
+def umbc_anchors(channels: int = 3, width: int = WIDTH, waves: int = 4, init: str = "he", num_slots: int = SLOTS) -> SetModel:
     """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it."""
     if not 1 <= waves <= width // HEADS // 4:
         raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")
@@ -168,9 +155,8 @@ def umbc_anchors(
     with torch.no_grad():
         pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
     begin_near(pool.query, pool.key, head_sizes(HEADS), used)
-    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
-    for module in (features, decoder.rest):  # not the decoder's attention
-        initialise(module, init)
+    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels)
+    initialise(nn.ModuleList([features, decoder.rest]), init)  # not the decoder's attention
     body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
     return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
 

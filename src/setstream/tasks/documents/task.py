@@ -19,16 +19,22 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
+from setstream.report.page import Page
+from setstream.report.runs import Group, add_results, group_by, metric
 from setstream.tasks.documents.corpora import eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
+from setstream.tasks.registry import interval_ends
 from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
 #: For each corpus: words of the shortest document, and training documents that a label needs.
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
 TEST_BATCH = 8
+#: Columns of the report.
+TUNED = {"": "", "_tuned": ", tuned τ"}
+METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
 
 
 def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -61,11 +67,8 @@ def intervals(predicted: Tensor, truth: Tensor, draws: int = 1000, seed: int = 0
         index = torch.randint(len(truth), (min(100, draws - start), len(truth)), generator=generator)
         weight = torch.zeros(index.shape).scatter_add_(1, index, torch.ones(index.shape))
         scores.append(f1_scores(predicted, truth, weight))
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    result = {}
-    for name, values in zip(("micro_f1", "macro_f1"), zip(*scores, strict=True), strict=True):
-        result[f"{name}_low"], result[f"{name}_high"] = torch.quantile(torch.cat(values), ends).tolist()
-    return result
+    micro, macro = (torch.cat(values) for values in zip(*scores, strict=True))
+    return interval_ends({"micro_f1": micro, "macro_f1": macro}, level)
 
 
 def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]:
@@ -95,7 +98,7 @@ class Documents(Task):
 
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
-    report = "setstream.tasks.documents.report:add_report"
+    report = "setstream.tasks.documents.task:add_report"
     models = MODELS
 
     corpus: str = "reuters"
@@ -218,3 +221,13 @@ class Documents(Task):
     def fifths(self) -> list[Tensor]:
         """Rows of the test documents in five groups of equal size, from the shortest to the longest."""
         return [rows for rows in self.lengths("test").argsort(stable=True).tensor_split(5) if len(rows)]
+
+
+def add_report(page: Page, runs: Group) -> None:
+    """A section for each corpus: F1 of every kind of run, and learning curves."""
+    interval = {"micro F1, 95%": lambda group: "{micro_f1_low:.3f} to {micro_f1_high:.3f}".format(**group[0].metrics)}
+    for corpus, same_corpus in group_by(runs, lambda run: run.config.task_options.get("corpus", "reuters")).items():
+        page.section(f"Documents: {corpus}")
+        note = f"{len(same_corpus[0].task_as(Documents).splits['test']):,} test documents. ± over seeds; the interval is the"
+        note += " first seed's, over test documents."
+        add_results(page, same_corpus, METRICS | interval, note, "micro_f1", highest=True, ylabel="micro F1")
