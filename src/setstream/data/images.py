@@ -21,7 +21,7 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_npm
-from setstream.data.formats.file import existing
+from setstream.data.formats.file import existing, reading
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
@@ -123,11 +123,9 @@ def _square(file: Path, side: int, crop: int | None) -> Tensor:
 
 def _idx(file: Path) -> Tensor:
     """An IDX file of bytes: two zeros, 8 for unsigned bytes, the number of axes, their sizes, the data."""
-    content = file.read_bytes()
-    axes = content[3]
-    if content[:3] != b"\0\0\x08":
-        raise DataError(f"{file}: is not an IDX file of bytes; it begins with {content[:4].hex()}")
-    shape = np.frombuffer(content, ">i4", axes, 4)
-    if len(content) != 4 + 4 * axes + int(shape.prod()):
-        raise DataError(f"{file}: should hold {tuple(shape)} bytes after its header; it has {len(content) - 4 - 4 * axes}")
-    return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * axes).reshape(shape).copy())
+    with reading(f"{file}, as an IDX file of bytes"):
+        content = file.read_bytes()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"it begins with {content[:4].hex()}")
+        shape = np.frombuffer(content, ">i4", content[3], 4)
+        return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * len(shape)).reshape(shape).copy())

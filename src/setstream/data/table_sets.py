@@ -127,10 +127,7 @@ class ParquetSets(SetCollection):
             yield Block(ids, features, position)
 
     def _read(self, groups: list[Group], start: int = 0) -> Iterator[tuple[Ids, Tensor | DataError]]:
-        """Every row after the first `start`, once: the sets of the rows and the features (n, D), some megabytes at a time.
-
-        Rows that cannot be read are replaced by the error, with the sets of their row group.
-        """
+        """Every row after the first `start`, megabytes at a time: sets and features (n, D), or the error of a row group."""
         table: TableFile | None = None
         for group in groups:
             left = group.rows

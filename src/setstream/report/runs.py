@@ -146,10 +146,7 @@ def add_results(page: Page, runs: Group, columns: Columns, note: str, best: str,
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> Group:
-    """Write one self-contained page about all finished runs in or below the folders, and return the runs.
-
-    `figures` is a folder for the page's pictures as separate files; `trust` is explained at `SavedRun`.
-    """
+    """Write a page about all finished runs in or below the folders, its pictures also to `figures`; `trust`: see `SavedRun`."""
     runs = find_runs(folders, trust)
     by_task = group_by(runs, lambda run: run.config.task)
     page = Page("setstream: " + ", ".join(by_task))

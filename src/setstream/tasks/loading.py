@@ -38,10 +38,8 @@ def open_model(
     elif name in pretrained.available():
         named = pretrained(name)
     elif ":" not in name:
-        raise ConfigurationError(
-            f"{name!r} is not a run folder, a saved model or a shipped one ({', '.join(pretrained.available())}); name your "
-            "own model as package.module:name"
-        )
+        known = f"a run folder, a saved model or a shipped one ({', '.join(pretrained.available())})"
+        raise ConfigurationError(f"{name!r} is not {known}; name your own model as package.module:name")
     else:
         named = find(name, "model")
     model = named if isinstance(named, SetModel) else named() if callable(named) else named

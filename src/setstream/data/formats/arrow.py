@@ -32,10 +32,7 @@ _intact: dict[Path, tuple[int, int]] = {}
 
 
 def check_stream(data: Any, place: str) -> None:
-    """Raise DataError unless the bytes are a schema, then record batches, at most MOST_MESSAGES in all.
-
-    They need no more memory than the bytes themselves, as there are no dictionaries and no compressed buffers.
-    """
+    """Raise DataError unless the bytes are a schema, then record batches that take no more memory: nothing is compressed."""
     data = memoryview(data).cast("B")
     position = messages = 0
     with reading(f"{place}, as Arrow data"):  # an offset outside the data is an error of struct or numpy
@@ -144,7 +141,7 @@ def _field(data: memoryview, table: int, number: int) -> int | None:
 
 
 class ArrowFile(TableFile):
-    """An Arrow IPC file, memory-mapped. pyarrow may crash on damaged files: the framing is checked before it reads."""
+    """An Arrow IPC file, memory-mapped."""
 
     suffixes = (".arrow", ".feather")
     mapped = True

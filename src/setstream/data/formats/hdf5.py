@@ -13,10 +13,7 @@ from setstream.errors import DataError
 
 
 class H5Source(KeyedSource):
-    """A data set of an HDF5 file; CLAM's and TRIDENT's `features` unless another key is given.
-
-    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements.
-    """
+    """A data set of an HDF5 file: (N, ...), or TRIDENT's (1, N, D), or that of an empty slide, (0, D) or (0,)."""
 
     suffixes = (".h5", ".hdf5")
 

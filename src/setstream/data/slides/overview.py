@@ -32,10 +32,7 @@ def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:
 
 
 def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
-    """For each pixel of a patch: whether it is at the edge, the patches with it inside a picture of this shape, and its places.
-
-    Places count in the flattened picture. Yields once per pixel of a patch, for any number of patches.
-    """
+    """For each pixel of a patch: is it at the edge, the patches with it inside a picture, its places in the flat picture."""
     side = max(1, round(grid.patch_size_level0 / downsample))
     left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
     height, width = shape

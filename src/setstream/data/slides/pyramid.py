@@ -20,7 +20,7 @@ import numpy as np
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.formats.file import existing
+from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError, ShapeError
 
 #: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
@@ -85,11 +85,8 @@ class Slide(AbstractContextManager["Slide"]):
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
         self.path = existing(path)
-        openslide = need("openslide", "slides")
-        try:
-            self._slide = openslide.OpenSlide(str(self.path))
-        except (openslide.OpenSlideError, OSError) as error:
-            raise DataError(f"{self.path}: OpenSlide cannot open it, it may be truncated or not a slide: {error}") from error
+        with reading(self.path):
+            self._slide = need("openslide", "slides").OpenSlide(str(self.path))
         if magnification is not None and not 0 < magnification < math.inf:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
@@ -102,10 +99,8 @@ class Slide(AbstractContextManager["Slide"]):
     def magnification(self) -> float:
         """The magnification of level 0."""
         if self._magnification is None:
-            raise DataError(
-                f"{self.path}: has neither an objective power nor a pixel size, so its magnification is unknown. Give the "
-                "magnification it was scanned at: --level0-magnification 40, or level0_magnification=40"
-            )
+            options = "--level0-magnification 40, or level0_magnification=40"
+            raise DataError(f"{self.path}: has neither an objective power nor a pixel size: give its magnification, {options}")
         return self._magnification
 
     def extent(self, patch_size: int, magnification: float) -> int:
@@ -152,11 +147,8 @@ class Slide(AbstractContextManager["Slide"]):
 
     def _region(self, x: int, y: int, level: int, width: int, height: int) -> Any:
         """An RGB image of a level; areas that were not scanned have the background's colour."""
-        try:
+        with reading(f"{self.path}: {width} x {height} pixels at ({x}, {y}) of level {level}"):
             region = self._slide.read_region((int(x), int(y)), level, (width, height))
-        except (need("openslide", "slides").OpenSlideError, OSError) as error:
-            place = f"{width} x {height} pixels at ({x}, {y}) of level {level}"
-            raise DataError(f"{self.path}: {place} cannot be read: {error}") from error
         plain = need("PIL.Image", "slides").new("RGB", region.size, self._background)
         plain.paste(region, mask=region.getchannel("A"))
         return plain

@@ -52,11 +52,7 @@ class MixtureHead(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """[x, sin(x F), cos(x F)] with learned frequencies F: (M, dim) to (M, dim + 2 count).
-
-    Their mean over a set is its empirical characteristic function, which distinguishes mixtures at every scale; a plain network
-    learns coarse shapes long before fine ones.
-    """
+    """[x, sin(x F), cos(x F)], F learned: (M, dim) to (M, dim + 2 count). The mean is the empirical characteristic function."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()

@@ -23,10 +23,7 @@ SMALLEST_SCALE = 0.1
 
 
 class Waves(nn.Module):
-    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p: (..., n) to (..., 4 count + n).
-
-    Layers on plain places are smooth functions of them: large images need the waves for their details.
-    """
+    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p: (..., n) to (..., 4 count + n)."""
 
     def __init__(self, count: int) -> None:
         super().__init__()

