@@ -7,8 +7,6 @@
 this machine and on Ray, uses this protocol only.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Ids:
         return len(self.codes)
 
     @staticmethod
-    def all(name: str, rows: int, place: str = "") -> Ids:
+    def all(name: str, rows: int, place: str = "") -> "Ids":
         """All rows belong to one set."""
         return Ids([name], np.zeros(rows, np.int64), place)
 
@@ -63,8 +61,7 @@ class Ids:
         return Order(self.names, lengths, np.argsort(codes, kind="stable"))
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Some rows: the set of each, and the elements (n, ...), or why they cannot be read."""
 
     ids: Ids
@@ -92,7 +89,7 @@ class SetCollection(ABC):
     def __iter__(self) -> Iterator[SetSource]:
         """The sets one by one."""
 
-    def check(self, skip_bad: bool = False) -> tuple[SetCollection, list[str]]:
+    def check(self, skip_bad: bool = False) -> tuple["SetCollection", list[str]]:
         """Check what can be checked before reading. Returns the good sets and what is wrong with the others."""
         return self, []
 
@@ -112,8 +109,8 @@ class SetCollection(ABC):
         """
 
     @abstractmethod
-    def shares(self, size: int, skip: Skip | None = None) -> list[Share]:
-        """All elements in shares of about `size`; `skip` is called for what cannot be opened, which is an error without it."""
+    def shares(self, size: int, skip: Skip) -> list[Share]:
+        """All elements in shares of about `size`; `skip` is called for what cannot be opened."""
 
     @abstractmethod
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:

@@ -6,8 +6,6 @@ celeba(folder)    the aligned faces and their partition file, cropped at the cen
 pictures(folder)  train/ and test/ below it, or every tenth by name for testing
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import dataclass, field
@@ -25,8 +23,7 @@ from setstream.data.formats.file import existing, reading
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
-#: The side of the square in the middle of an aligned face, 178 x 218, that is commonly resized.
-CELEBA_CROP = 148
+CELEBA_CROP = 148  #: the side of the square in the middle of an aligned face, 178 x 218, that is commonly resized
 PARTITION = {"0": "train", "1": "val", "2": "test"}
 
 
@@ -40,7 +37,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, start: int, stop: int) -> Images:
+    def part(self, start: int, stop: int) -> "Images":
         """A range of them."""
         return Images(self.pixels[start:stop], self.classes[start:stop])
 

@@ -34,8 +34,7 @@ from setstream.data.formats.table import Group, Kept, Rows, TableFile, pieces, r
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-# Bytes of one piece of a set, which is decoded and kept at a time.
-PIECE_BYTES = 2**22
+PIECE_BYTES = 2**22  # bytes of one piece of a set, which is decoded and kept at a time
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
 # Numbers that are rarely meant to be features.
@@ -55,12 +54,9 @@ def table_files(path: Path) -> list[Path]:
 
 
 class ParquetSets(SetCollection):
-    """Many sets in Parquet or Arrow files.
+    """Many sets in a Parquet or Arrow file, or a folder of them.
 
-    Args:
-        path: A file, or a folder of files.
-        set_column: The column of set ids; found by its usual names unless given.
-        columns: The columns of features; likewise.
+    The column of set ids, `set_column`, and the `columns` of features are found by their usual names unless given.
     """
 
     unit: ClassVar[str] = "rows"
@@ -106,15 +102,13 @@ class ParquetSets(SetCollection):
             raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
         return chosen
 
-    def groups(self, skip: Skip | None = None) -> list[Group]:
+    def groups(self, skip: Skip) -> list[Group]:
         """All row groups of all files, in order; `skip` is called for a file that cannot be opened."""
         groups: list[Group] = []
         for file in self.files:
             try:
                 groups += self._groups(_open(file))
             except DataError as error:
-                if skip is None:
-                    raise
                 skip(str(file), f"{error} (none of its rows are used)")
         return groups
 
@@ -155,7 +149,7 @@ class ParquetSets(SetCollection):
     def total(self) -> int:
         return sum(group.rows for group in self.groups(lambda name, reason: None))
 
-    def shares(self, size: int = 0, skip: Skip | None = None) -> list[Share]:
+    def shares(self, size: int, skip: Skip) -> list[Share]:
         """One share per row group, of any size."""
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 

@@ -50,8 +50,7 @@ class FinishedRun(SavedRun):
 
 
 Group = list[FinishedRun]
-#: Column titles, and the function from a group of runs to its cell.
-Columns = dict[str, Callable[[Group], str]]
+Columns = dict[str, Callable[[Group], str]]  #: column titles, and the function from a group of runs to its cell
 Order = Callable[[Group], float] | None
 CONSISTENT: Columns = {"consistent": lambda group: "yes" if group[0].model().encoder.pool.consistent else "no"}
 SEEDS: Columns = {"seeds": lambda group: str(len(group))}

@@ -23,9 +23,8 @@ def open_model(
         trust: import paths outside setstream that the folder's config.json may name: a task, a backbone, a builder.
         device: where to move it, as in `choose_device`; None leaves it where it is.
 
-    Example:
-        >>> type(open_model("umbc+set-transformer")).__name__
-        'SetModel'
+    >>> type(open_model("umbc+set-transformer")).__name__
+    'SetModel'
     """
     trusted = tuple(trust or ())
     named: object

@@ -24,11 +24,9 @@ from setstream.data.formats.table import TableFile, batch_rows
 
 MAGIC = b"ARROW1"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-# Messages of a stream: each takes some 100 microseconds to check, even with few rows.
-MOST_MESSAGES = 4096
+MOST_MESSAGES = 4096  # messages of a stream: each takes some 100 microseconds to check, even with few rows
 KINDS = {SCHEMA: "schema", DICTIONARY: "dictionary", BATCH: "record batch", 4: "tensor", 5: "sparse tensor"}
-# Files whose framing was checked, with their size and time at that moment.
-_intact: dict[Path, tuple[int, int]] = {}
+_intact: dict[Path, tuple[int, int]] = {}  # files whose framing was checked, with their size and time at that moment
 
 
 def check_stream(data: Any, place: str) -> None:

@@ -4,8 +4,6 @@ A file is opened when it is first read, and again in each worker process. Errors
 cannot refer to other files: HDF5 links, virtual data sets and symbolic links out of a Zarr folder are errors.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -28,7 +26,7 @@ from setstream.sets.source import Metadata, SetSource
 LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
 # The least recently used files are closed, so that a dataset of any size stays below the system's limit of open files.
 OPEN_FILES = 64
-_open: OrderedDict[int, weakref.ref[FileSource]] = OrderedDict()
+_open: OrderedDict[int, "weakref.ref[FileSource]"] = OrderedDict()
 _open_lock = threading.Lock()
 
 
@@ -60,8 +58,7 @@ def check_stored(path: Path, declared: int, stored: int) -> None:
 class FileSource(SetSource):
     """A set in one file, opened lazily and once for each process."""
 
-    #: The endings of such files.
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    suffixes: ClassVar[tuple[str, ...]] = ()  #: the endings of such files
     path: Path
 
     def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:

@@ -1,6 +1,4 @@
-"""Many slides of a folder, cut by several processes; files are written atomically.
-
-A slide whose file of patches exists is not cut again: after an interruption, the same command continues.
+"""Many slides of a folder, cut by several processes; a slide whose file of patches exists is not cut again.
 
 Camelyon16: lymph nodes with and without metastases.
 
@@ -32,8 +30,7 @@ from setstream.data.slides.source import SlideSource, extract
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-#: Slides of each split in the paper.
-PAPER = {"train": 270, "test": 129}
+PAPER = {"train": 270, "test": 129}  #: slides of each split in the paper
 REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
 LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
 #: Words in the names of .tif files, or of their folders, that are masks and not slides.
@@ -139,9 +136,8 @@ def read_reference(path: Path) -> dict[str, int]:
 def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
     """The split and the label of each slide, by its name: `normal_*`, `tumor_*` or `test_*`.
 
-    Example:
-        >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
-        {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
+    >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
+    {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
     """
     labels: dict[str, tuple[str, int]] = {}
     for name in names:
@@ -160,10 +156,8 @@ def camelyon16(
     """Camelyon16 as {"train": ..., "test": ...}, labels 0 and 1: patches straight from the slides, or features of them.
 
     Args:
-        root: The folder with training/ and testing/.
         features: A folder of feature files, named as the slides; the slides themselves are not needed then.
         whole: Whether all of the paper's 270 and 129 slides must exist.
-        options: How slides are cut (`GridOptions`).
     """
     root = Path(root)
     sources: list[SetSource]

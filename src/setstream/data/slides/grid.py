@@ -31,35 +31,22 @@ from setstream.data.formats.hdf5 import read_h5
 from setstream.data.slides.pyramid import Slide
 from setstream.errors import ConfigurationError, DataError
 
-#: Pixels along a side of a patch, at any level: a file with more is damaged.
-LARGEST_PATCH = 2**14
-#: The longest side of the picture that is analysed, and the side of a patch in it that is enough.
-LONGEST, ENOUGH = 4096, 16
-#: Saturations below this are glass, for any Otsu threshold: an empty slide has no two classes.
-GLASS = 0.03
-#: Specks smaller than this share of a patch are dropped, holes smaller than that are filled.
-SPECK, HOLE = 0.25, 1.0
+LARGEST_PATCH = 2**14  #: pixels along a side of a patch, at any level: a file with more is damaged
+LONGEST, ENOUGH = 4096, 16  #: the longest side of the picture that is analysed, and the side of a patch in it that is enough
+GLASS = 0.03  #: saturations below this are glass, for any Otsu threshold: an empty slide has no two classes
+SPECK, HOLE = 0.25, 1.0  #: specks smaller than this share of a patch are dropped, holes smaller than that are filled
 
 
 @dataclass(frozen=True)
 class GridOptions:
-    """How a slide is cut.
+    """How a slide is cut."""
 
-    Args:
-        magnification: Magnification of the patches.
-        patch_size: Their side, in pixels at that magnification.
-        overlap: Overlap of neighbours, in the same pixels.
-        min_tissue: The share of tissue that a patch must have.
-        threshold: Threshold of the saturation; Otsu's unless given.
-        level0_magnification: Magnification of the scan, if the file does not give it.
-    """
-
-    magnification: float = 20.0
-    patch_size: int = 256
-    overlap: int = 0
-    min_tissue: float = 0.25
-    threshold: float | None = None
-    level0_magnification: float | None = None
+    magnification: float = 20.0  #: of the patches
+    patch_size: int = 256  #: their side, in pixels at that magnification
+    overlap: int = 0  #: of neighbours, in the same pixels
+    min_tissue: float = 0.25  #: the share of tissue that a patch must have
+    threshold: float | None = None  #: of the saturation; Otsu's unless given
+    level0_magnification: float | None = None  #: of the scan, if the file does not give it
 
     def __post_init__(self) -> None:
         if self.patch_size < 1:
@@ -73,9 +60,8 @@ class GridOptions:
     def folder(self) -> str:
         """The name of the folder of such patches.
 
-        Example:
-            >>> GridOptions().folder
-            '20x_256px_0px_overlap'
+        >>> GridOptions().folder
+        '20x_256px_0px_overlap'
         """
         return f"{self.magnification:g}x_{self.patch_size}px_{self.overlap}px_overlap"
 
@@ -114,10 +100,9 @@ class Tissue:
     def share(self, coords: np.ndarray, extent: int) -> np.ndarray:
         """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: by its integral image.
 
-        Example:
-            >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
-            >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
-            array([1. , 0.5, 1. ])
+        >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
+        >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
+        array([1. , 0.5, 1. ])
         """
         integral = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         (x0, y0), (x1, y1) = coords.T / self.downsample, (coords.T + extent) / self.downsample

@@ -18,10 +18,8 @@ LONGEST = 1600
 TISSUE, PATCHES = (0, 140, 60), (30, 70, 220)
 #: From low to high: dark blue, blue, green, yellow, red.
 COLOURS = np.array([(48, 18, 130), (40, 120, 240), (60, 210, 130), (245, 215, 50), (200, 20, 10)], np.float64)
-#: How much of a heat map's colour covers the slide.
-OPACITY = 0.6
-#: Pixels that are coloured at a time.
-BLOCK = 2**18
+OPACITY = 0.6  #: how much of a heat map's colour covers the slide
+BLOCK = 2**18  #: pixels that are coloured at a time
 
 
 def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:

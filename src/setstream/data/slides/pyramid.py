@@ -5,9 +5,8 @@
     a patch of s pixels at m:         s m_0 / m pixels of level 0, read from the coarsest level that is at least as fine as m
     a smaller picture:                new_i = 1/(e_{i+1} - e_i) ∫_{e_i}^{e_{i+1}} old(t) dt     e: edges of new pixels, in old
 
-Resizing takes the mean over the area of each pixel, which is how pyramids are made: a patch that has to be made smaller is the
-patch that the missing level would have had. One axis after the other, by differences of the integral, which is linear between
-whole pixels: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
+Resizing takes the mean over the area of each pixel, as pyramids are made; one axis after the other, by differences of the
+integral: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
 """
 
 import math
@@ -25,12 +24,9 @@ from setstream.errors import ConfigurationError, DataError, ShapeError
 
 #: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
 OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
-#: Downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal.
-TOLERANCE = 0.01
-#: Micrometres per pixel at 1x.
-MICROMETRES = 10.0
-#: Rows of the level that a thumbnail is made from are read in bands of about this many pixels.
-BAND_PIXELS = 1_000_000
+TOLERANCE = 0.01  #: downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal
+MICROMETRES = 10.0  #: micrometres per pixel at 1x
+BAND_PIXELS = 1_000_000  #: rows of the level that a thumbnail is made from are read in bands of about this many pixels
 #: Files that OpenSlide opens, by their ending.
 SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")
 
@@ -76,11 +72,9 @@ def shrink(picture: np.ndarray, vertical: np.ndarray, horizontal: np.ndarray) ->
 
 
 class Slide(AbstractContextManager["Slide"]):
-    """A slide that is open. Reading is safe from several threads; after a fork, open it anew.
+    """A slide that is open; `magnification` is that of level 0, if it is missing or wrong in the file.
 
-    Args:
-        path: The file.
-        magnification: Magnification of level 0, if it is missing or wrong in the file.
+    Reading is safe from several threads; after a fork, open it anew.
     """
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
@@ -90,8 +84,7 @@ class Slide(AbstractContextManager["Slide"]):
         if magnification is not None and not 0 < magnification < math.inf:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
-        #: Width and height of level 0, and the downsample of each level.
-        self.size: tuple[int, int] = self._slide.dimensions
+        self.size: tuple[int, int] = self._slide.dimensions  #: width and height of level 0
         self.downsamples = tuple(float(factor) for factor in self._slide.level_downsamples)
         self._background = "#" + self._slide.properties.get("openslide.background-color", "ffffff")
 
@@ -166,7 +159,6 @@ def write_slide(
     """Write a picture as a slide: a tiled pyramid that OpenSlide opens, each level half the one before.
 
     Args:
-        picture: (H, W, 3) bytes.
         magnification: Magnification of the first level; None leaves it out of the file.
         levels: How many; 0 stands for as many as it takes to get below 512 pixels.
         compression: "jpeg" (small) or "deflate" (exact).

@@ -11,8 +11,6 @@ Learning Network", CVPR 2021, whose published SimCLR checkpoints name their tens
     features.S.B.conv1.weight               S = 4 .. 7, B = 0, 1             stages.(S-4).B.conv1.weight
     features.S.0.downsample.0.weight        where the plane shrinks          stages.(S-4).0.shortcut.weight
     l1.weight, l1.bias, l2.weight, l2.bias  the projection                   projection.0.*, projection.2.*
-
-each perhaps with `module.` in front.
 """
 
 from itertools import pairwise

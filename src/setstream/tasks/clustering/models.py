@@ -26,8 +26,7 @@ from setstream.tasks.registry import RenamedModels, ShippedModels, variants
 
 WIDTH, HEADS = 128, 4
 EM = {"heads": 1, "components": 5}
-# Scales are softplus(raw) + this: far below the smallest scale in the data, and never zero.
-SMALLEST_SCALE = 1e-2
+SMALLEST_SCALE = 1e-2  # scales are softplus(raw) + this: far below the smallest scale in the data, and never zero
 
 
 class MixtureHead(nn.Module):

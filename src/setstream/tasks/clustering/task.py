@@ -37,13 +37,7 @@ SHOWN = ("umbc+set-transformer", "set-transformer")  # models whose streams are 
 
 @dataclass(eq=False)
 class Clustering(Task):
-    """Mixtures of Gaussians.
-
-    Args:
-        variant: how mixtures are drawn, `released` or `text` (see `mixtures.py`).
-        test_sets: the number of test sets; a fifth of them is used during training.
-        test_chunk: points per chunk in a test. Models that are not consistent average over the chunks.
-    """
+    """Mixtures of Gaussians."""
 
     name = "clustering"
     summary = "mixtures of Gaussians: from a set of points to the mixture that made it (NLL, gap to the oracle)"
@@ -53,10 +47,10 @@ class Clustering(Task):
     points: int = 512
     clusters: int = 4
     dim: int = 2
-    variant: str = "released"
+    variant: str = "released"  #: how mixtures are drawn, `released` or `text` (see `mixtures.py`)
     test_points: int = 1024
-    test_sets: int = 1000
-    test_chunk: int = 8
+    test_sets: int = 1000  #: a fifth of them is used during training
+    test_chunk: int = 8  #: points per chunk in a test; models that are not consistent average over the chunks
     test_seed: int = 1
 
     def build(self, model: str, **options: object) -> SetModel:

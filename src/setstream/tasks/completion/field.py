@@ -16,10 +16,8 @@ from torch.distributions import Normal
 from setstream.gradients.streamed_loss import streamed_loss
 from setstream.nn.mlp import mlp
 
-# With more places than this, the loss is streamed.
-STREAMED_FROM = 16_384
-# σ₀, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
-SMALLEST_SCALE = 0.1
+STREAMED_FROM = 16_384  # with more places than this, the loss is streamed
+SMALLEST_SCALE = 0.1  # σ₀, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour
 
 
 class Waves(nn.Module):

@@ -39,12 +39,9 @@ from setstream.pools.base import Pool
 from setstream.tasks.completion.field import Decoder, FieldHead, GaussianDecoder, Waves
 from setstream.tasks.registry import Builder, ShippedModels, variants
 
-# As in the paper's appendix.
-WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-# s_h of the first and of the last head; it grows by a constant factor from head to head.
-WIDEST, NARROWEST = 0.25, 2.0
-# width, options of the pool -> the pool, and the body after it
-Parts = tuple[Pool, nn.Module]
+WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4  # as in the paper's appendix
+WIDEST, NARROWEST = 0.25, 2.0  # s_h of the first and of the last head; it grows by a constant factor from head to head
+Parts = tuple[Pool, nn.Module]  # width, options of the pool -> the pool, and the body after it
 
 
 def completion_model(

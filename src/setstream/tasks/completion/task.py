@@ -55,33 +55,22 @@ def choose(pixels: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(eq=False)
 class Completion(Task):
-    """Images from some of their pixels.
-
-    Args:
-        data: cifar10, mnist, celeba or folder; the last two are read from `folder`.
-        side: the images of a folder, and faces, are resized to side x side.
-        fewest: pixels in the smallest training context; its size is drawn at each step.
-        most: pixels in the largest training context.
-        targets: random pixels per step that the loss is computed on; 0: all.
-        test_images: the number of test images; a fifth of them is used during training.
-        test_contexts: the context sizes that are tested; the metric `nll` is their mean.
-        test_chunk: pixels per chunk of the context in a test.
-    """
+    """Images from some of their pixels."""
 
     name = "completion"
     summary = "images from a set of their pixels, as a conditional neural process (NLL per pixel)"
     report = "setstream.tasks.completion.task:add_report"
     models = MODELS
 
-    data: str = "cifar10"
+    data: str = "cifar10"  #: cifar10, mnist, celeba or folder; the last two are read from `folder`
     folder: str | None = None
-    side: int = 32
-    fewest: int = 100
-    most: int = 500
-    targets: int = 0
-    test_images: int = 1000
-    test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500)
-    test_chunk: int = 100
+    side: int = 32  #: the images of a folder, and faces, are resized to side x side
+    fewest: int = 100  #: pixels in the smallest training context; its size is drawn at each step
+    most: int = 500  #: pixels in the largest training context
+    targets: int = 0  #: random pixels per step that the loss is computed on; 0: all
+    test_images: int = 1000  #: the number of test images; a fifth of them is used during training
+    test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500)  #: sizes; the metric `nll` is their mean
+    test_chunk: int = 100  #: pixels per chunk of the context in a test
     test_seed: int = 1
 
     def __post_init__(self) -> None:

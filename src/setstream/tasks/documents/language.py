@@ -8,19 +8,16 @@ A Longformer is made from a BERT: the same weights; each word attends to those n
 
     query_global, key_global, value_global = query, key, value          position p = position p mod P of the BERT
 
-Longformers are commonly initialised like this (Beltagy et al. 2020). For documents of up to half a window the output equals
-BERT's. Positions repeat, so documents are not truncated.
-
+This is common (Beltagy et al. 2020): for documents of up to half a window the output equals BERT's; longer ones are not cut.
 Language models read slots, segments or all words, between the pool and the classifier or instead of the pool:
 
     SlotReader       [CLS] z_1 ... z_K --language model without positions--> pooled [CLS], or the mean over the slots
     SegmentReader    [CLS] w_1 ... w_n [SEP] per segment --language model--> s_1 ... s_S --transformer--> mean (ToBERT)
     WholeReader      [CLS] all words [SEP] --Longformer--> pooled [CLS]
 
-The last two need the whole document in order: they are wrapped in `ChunkMean`, with each document as one chunk.
-
-A model reads word vectors, not ids (`inputs_embeds`): the table of words belongs to phi. Names: `minilm` is a BERT of 6 layers
-and width 384 from a package; anything else is a local folder in the layout of `save_pretrained`.
+The last two need the whole document in order: they are wrapped in `ChunkMean`, with each document as one chunk. A model reads
+word vectors, not ids (`inputs_embeds`): the table of words belongs to phi. `minilm` is a BERT of 6 layers and width 384 from a
+package; any other name is a local folder in the layout of `save_pretrained`.
 """
 
 import math

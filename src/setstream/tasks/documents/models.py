@@ -35,8 +35,7 @@ from setstream.tasks.registry import Builder, variants
 
 SLOTS, SLOT_DIM, DROPOUT = 256, 128, 0.1
 WORDS = ("learned", "frozen")
-# s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°.
-SHARPNESS = 10.0
+SHARPNESS = 10.0  # s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°
 ROUNDS = 5
 
 

@@ -32,8 +32,7 @@ from setstream.training.task import Batch, Encode, Task
 #: For each corpus: words of the shortest document, and training documents that a label needs.
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
 TEST_BATCH = 8
-#: Columns of the report.
-TUNED = {"": "", "_tuned": ", tuned τ"}
+TUNED = {"": "", "_tuned": ", tuned τ"}  #: columns of the report
 METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
 
 
@@ -82,34 +81,22 @@ def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]
 
 @dataclass(eq=False)
 class Documents(Task):
-    """Documents of a corpus, as sets of token ids.
-
-    Args:
-        corpus: reuters, rfcs, pubmed or eurlex.
-        folder: where the corpus is; required for eurlex, possible for rfcs and pubmed.
-        bert: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
-        fewest_words: words of the shortest document that is used; by default 200 for reuters, 0 for others.
-        label_minimum: training documents that a label needs; by default 20 (reuters), 30 (rfcs), 50 (pubmed), 0 (eurlex: all).
-        inverted: eurlex with its sections in reverse order, as in the paper; False: in their order.
-        longest: read at most this many tokens at the beginning of a document; None: all.
-        test_chunk: words per chunk in a test.
-        quick: validation documents that are used during training.
-    """
+    """Documents of a corpus, as sets of token ids."""
 
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
     report = "setstream.tasks.documents.task:add_report"
     models = MODELS
 
-    corpus: str = "reuters"
-    folder: str | None = None
-    bert: str = "minilm"
-    fewest_words: int | None = None
-    label_minimum: int | None = None
-    inverted: bool = True
-    longest: int | None = None
-    test_chunk: int = 1000
-    quick: int = 400
+    corpus: str = "reuters"  #: reuters, rfcs, pubmed or eurlex
+    folder: str | None = None  #: where the corpus is; required for eurlex, possible for rfcs and pubmed
+    bert: str = "minilm"  #: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder
+    fewest_words: int | None = None  #: words of the shortest document that is used; None: 200 for reuters, 0 for others
+    label_minimum: int | None = None  #: training documents that a label needs; None: reuters 20, rfcs 30, pubmed 50, eurlex 0
+    inverted: bool = True  #: eurlex with its sections in reverse order, as in the paper; False: in their order
+    longest: int | None = None  #: read at most this many tokens at the beginning of a document; None: all
+    test_chunk: int = 1000  #: words per chunk in a test
+    quick: int = 400  #: validation documents that are used during training
 
     def __post_init__(self) -> None:
         corpus, folder = self.corpus, self.folder

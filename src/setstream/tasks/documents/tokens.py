@@ -6,9 +6,7 @@
 
 The digest covers the corpus and the tokenizer. There are no special tokens: models add their own.
 
-    labels kept = { l : at least `label_minimum` training documents carry l }          0: all labels
-
-A document without a kept label is left out, and counted.
+    labels kept = { l : at least `label_minimum` training documents carry l }          documents without one are left out
 """
 
 import hashlib
@@ -17,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +29,7 @@ from setstream.tasks.documents.corpora import Corpus
 BATCH = 256  # documents per call of the tokenizer
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Token ids of documents; `about` has the id, labels, split and words of each."""
 
     ids: np.ndarray

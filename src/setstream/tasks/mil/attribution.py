@@ -12,8 +12,8 @@ one, so a Set Transformer after the pool reads one slot per element, and `alone`
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import dropwhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,11 @@ from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
 
 SCORES = ("evidence", "alone", "attention", "instance")
-#: Features (n, in_dim) to one number (n,) for each.
-Weigh = Callable[[Tensor], Tensor]
-#: Bags of one element per call of the head: each is as large as the slots of a whole bag.
-SINGLES = 64
+Weigh = Callable[[Tensor], Tensor]  #: features (n, in_dim) to one number (n,) for each
+SINGLES = 64  #: bags of one element per call of the head: each is as large as the slots of a whole bag
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """The logits (S,) of one bag, and the scores (N,) of its elements by name."""
 
     logits: Tensor

@@ -5,11 +5,10 @@
     images    training bags from the first 40,000, validation bags from the next 10,000, test bags from the test images
 
 Bag i of a split is a function of the seed and i, and is assembled at each use: bags take no memory. The bags of all rates have
-the same sizes and the same other images.
-
-`OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
+the same sizes and the same other images. `OtherClasses` trains the backbone: it classifies the nine other classes.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -24,7 +23,6 @@ from setstream.models.model import SetModel
 from setstream.nn.backbones import Backbone, small
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.pools import DeepSets
-from setstream.tasks.mil.models import phi_of
 from setstream.tasks.mil.task import Bag, Bags, Mil
 from setstream.tasks.registry import Builder
 from setstream.training.seeds import mix
@@ -33,16 +31,14 @@ from setstream.training.task import Batch, Encode, Task
 SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
 NEEDLE, OTHERS = 6, (0, 1, 8, 9)
-TRAIN_IMAGES, VALIDATION_IMAGES = 40_000, 10_000
-# Training images without needles that the backbone's features are standardised by.
-KNOWN_IMAGES = 4000
+TRAIN_IMAGES = 40_000
+KNOWN_IMAGES = 4000  # training images without needles that the backbone's features are standardised by
 
 
 def splits() -> dict[str, Images]:
     """CIFAR-10 in three parts: train, val and test."""
-    images = cifar10()
-    ends = TRAIN_IMAGES, TRAIN_IMAGES + VALIDATION_IMAGES
-    return {"train": images["train"].part(0, ends[0]), "val": images["train"].part(*ends), "test": images["test"]}
+    train, test = cifar10().values()
+    return {"train": train.part(0, TRAIN_IMAGES), "val": train.part(TRAIN_IMAGES, len(train)), "test": test}
 
 
 class NeedleBags(Sequence[Tensor]):
@@ -152,7 +148,7 @@ class OtherClasses(Task):
     def _classifier(backbone: str = "small", backbone_options: dict[str, Any] | None = None) -> SetModel:
         """A backbone and a linear layer."""
         net = named_backbone(backbone, **(backbone_options or {}))
-        encoder = SetEncoder(phi_of(net, nn.Identity()), DeepSets("mean"), cast_input=False)
+        encoder = SetEncoder(nn.Sequential(OrderedDict(backbone=net, layers=nn.Identity())), DeepSets("mean"), cast_input=False)
         return SetModel(encoder, nn.Linear(cast(int, net.out_dim), CLASSES))
 
     models: ClassVar[dict[str, Builder]] = {"linear": _classifier}

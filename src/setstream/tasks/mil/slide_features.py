@@ -2,8 +2,7 @@
 
     features_j = backbone(patch_j)          patches (n, 3, S, S), floats in [0, 1], directly from the slide
 
-Memory is that of a few chunks, for slides of any size. A file is written completely or not at all, and finished slides are
-skipped.
+Memory is that of a few chunks, for slides of any size. A file is written completely or not at all.
 """
 
 from collections.abc import Callable

