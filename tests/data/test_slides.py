@@ -37,8 +37,8 @@ from setstream.data.slides import (
     write_slide,
 )
 from setstream.data.slides.folder import patches_file
-from setstream.data.slides.overview import COLOURS
 from setstream.data.slides.pyramid import magnification_of
+from setstream.data.slides.source import COLOURS
 from setstream.errors import ConfigurationError, DataError, ShapeError
 from tests.data.slide_pictures import blob, tissue_picture
 

@@ -56,8 +56,7 @@ class Ids:
             bounds = np.array([0, *changes, len(self)])
             return Order([self.names[code] for code in self.codes[bounds[:-1]]], np.diff(bounds).tolist(), None)
         lengths = np.bincount(self.codes, minlength=len(self.names)).tolist()
-        # numpy sorts numbers of two bytes by counting.
-        codes = self.codes.astype(np.uint16) if len(self.names) <= 2**16 else self.codes
+        codes = self.codes.astype(np.uint16) if len(self.names) <= 2**16 else self.codes  # sorted by counting
         return Order(self.names, lengths, np.argsort(codes, kind="stable"))
 
 
@@ -82,8 +81,7 @@ class Share:
 class SetCollection(ABC):
     """Many sets that can be read from beginning to end, or in shares by several processes."""
 
-    #: What positions and `total` count.
-    unit: ClassVar[str]
+    unit: ClassVar[str]  #: what positions and `total` count
 
     @abstractmethod
     def __iter__(self) -> Iterator[SetSource]:
@@ -103,10 +101,7 @@ class SetCollection(ABC):
 
     @abstractmethod
     def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        """Every element after a `Block.position` (or 0), once and in order; `skip` is called for files that cannot be opened.
-
-        A block has `chunk_size` elements where a set has its own file; a thread decodes `decode_ahead` blocks ahead in tables.
-        """
+        """Every element after a `Block.position` (or 0), once and in order; `skip` is called for what cannot be opened."""
 
     @abstractmethod
     def shares(self, size: int, skip: Skip) -> list[Share]:

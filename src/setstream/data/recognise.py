@@ -114,11 +114,9 @@ def _torchmil(path: Path) -> list[SetSource]:
         options: dict[str, Any] = {"key": _key(file, "features")} if file.suffix in H5Source.suffixes else {}
         if "labels" in beside:
             labels: Path = beside.pop("labels")
+            in_h5 = labels.suffix in H5Source.suffixes
             with reading(labels):
-                if labels.suffix in H5Source.suffixes:
-                    label = read_h5(labels, _key(labels, "labels"))[0]
-                else:
-                    label = np.load(labels, mmap_mode="r", allow_pickle=False)
+                label = read_h5(labels, _key(labels, "labels"))[0] if in_h5 else np.load(labels, mmap_mode="r")
             options["label"] = label.item() if label.size == 1 else np.asarray(label)
         sources.append(OPENERS[file.suffix](file, metadata=beside, **options))
     return sources

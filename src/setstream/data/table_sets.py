@@ -37,8 +37,7 @@ from setstream.sets.source import SetSource
 PIECE_BYTES = 2**22  # bytes of one piece of a set, which is decoded and kept at a time
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
-# Numbers that are rarely meant to be features.
-NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")
+NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")  # rarely features
 
 
 def is_table(path: Path) -> bool:

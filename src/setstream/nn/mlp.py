@@ -37,9 +37,8 @@ def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> No
 
         l_h = s_h ⟨a, x⟩                  the logit of head h, over the first `used` numbers; `sizes` s (H,)
 
-    With random projections, queries attend to all elements alike and see the mean of a set; what tells them apart has to be
-    learned through that mean. Where near elements belong together (places of an image, vectors of words), slots can start
-    spread over that space. All of it is trained.
+    With random projections, all queries see the mean of a set. Where near elements belong together (places of an image, vectors
+    of words), slots can start spread over that space. All of it is trained.
     """
     width = query.out_features // len(sizes)
     if used > width:

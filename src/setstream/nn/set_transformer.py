@@ -132,12 +132,10 @@ class SetTransformer(nn.Module):
     """Set Transformer: (B, N, in_dim) to (B, num_seeds, out_dim).
 
     Args:
-        dim: Width of the blocks.
         heads: Heads of each attention; they must divide dim.
         in_dim: Width of the elements, if it is not dim: a linear layer comes first.
         out_dim: Width of the output, if it is not dim: a linear layer comes last.
-        num_blocks: SABs before the pooling; ISABs if num_inducing is given.
-        num_inducing: Inducing points of the ISABs.
+        num_blocks: SABs before the pooling; ISABs if num_inducing, the number of their inducing points, is given.
         num_seeds: Rows of the output.
         num_after: SABs after the pooling, in which seeds attend to each other; by default one, and none for a single seed.
         layer_norm: Normalise after each attention and each layer.

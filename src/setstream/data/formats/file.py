@@ -22,10 +22,8 @@ from torch import Tensor
 from setstream.errors import DataError, SetstreamError
 from setstream.sets.source import Metadata, SetSource
 
-# An array may be this many times larger than its stored bytes; no numbers compress better. Small arrays may be any size.
-LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
-# The least recently used files are closed, so that a dataset of any size stays below the system's limit of open files.
-OPEN_FILES = 64
+LARGEST_RATIO, SMALL_BYTES = 2000, 2**26  # an array is at most this many times larger than its stored bytes, or small
+OPEN_FILES = 64  # of more, the least recently used are closed: systems limit how many a process may open
 _open: OrderedDict[int, "weakref.ref[FileSource]"] = OrderedDict()
 _open_lock = threading.Lock()
 
@@ -84,8 +82,7 @@ class FileSource(SetSource):
                 _open.pop(id(self), None)
                 _open[id(self)] = weakref.ref(self)
                 while len(_open) > OPEN_FILES:
-                    oldest = _open.popitem(last=False)[1]()
-                    if oldest is not None:
+                    if (oldest := _open.popitem(last=False)[1]()) is not None:
                         oldest.close()
         return array
 
@@ -130,8 +127,6 @@ class FileSource(SetSource):
 class KeyedSource(FileSource):
     """An array in a file that may hold several, by its key."""
 
-    def __init__(
-        self, path: str | Path, key: str = "features", id: str | None = None, label: Any = None, metadata: Metadata = None
-    ) -> None:
-        super().__init__(path, id, label, metadata)
+    def __init__(self, path: str | Path, key: str = "features", id: str | None = None, **about: Any) -> None:
+        super().__init__(path, id, **about)
         self.key = key

@@ -23,9 +23,7 @@ class H5Source(KeyedSource):
 
     def coords(self) -> Tensor:
         """The place of each element, (N, 2), if the file has it."""
-        coords = read_h5(self.path, "coords")[0]
-        with reading(self.path):
-            return torch.from_numpy(coords.reshape(-1, 2))
+        return torch.from_numpy(read_h5(self.path, "coords", (-1, 2))[0])
 
 
 class _Squeezed:
@@ -58,8 +56,8 @@ def h5_array(file: Any, key: str, path: Path) -> Any:
     return node
 
 
-def read_h5(path: Path, key: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """All of a small array of an HDF5 file, and its attributes."""
+def read_h5(path: Path, key: str, shape: tuple[int, ...] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    """All of a small array of an HDF5 file, in this shape, and its attributes."""
     with reading(path), need("h5py").File(path, "r") as file:
         array = h5_array(file, key, path)
-        return np.asarray(array), dict(array.attrs)
+        return np.asarray(array).reshape(array.shape if shape is None else shape), dict(array.attrs)

@@ -27,8 +27,7 @@ from setstream.errors import DataError
 
 BATCH_BYTES = 2**23  # bytes of decoded rows in a batch: large enough that a batch holds many rows of each of some hundred sets
 FEWEST_ROWS = 1024
-# Bytes of decoded rows that are kept for all sets of a table together; what a tensor takes beside its elements.
-KEPT_BYTES, TENSOR_BYTES = 2**27, 1024
+KEPT_BYTES, TENSOR_BYTES = 2**27, 1024  # of decoded rows, kept for all sets of a table; of a tensor, beside its elements
 OPEN_READERS = 4  # row groups that are open at a time, so that reading can continue
 Rows = range | np.ndarray  # some rows of a row group: a range, or any positions in order
 
@@ -36,8 +35,7 @@ Rows = range | np.ndarray  # some rows of a row group: a range, or any positions
 class TableFile(ABC):
     """One file of a table: its columns, and its row groups some rows at a time. `dictionaries`: columns of text read so."""
 
-    #: The endings of such files.
-    suffixes: ClassVar[tuple[str, ...]]
+    suffixes: ClassVar[tuple[str, ...]]  #: the endings of such files
     mapped: ClassVar[bool] = False  #: whether decoded rows are in a memory map, which is read-only
 
     def __init__(self, path: Path, dictionaries: list[str] | None = None) -> None:

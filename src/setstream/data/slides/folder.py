@@ -24,17 +24,15 @@ from setstream.data.dataset import SetDataset
 from setstream.data.formats import SOURCE_OF
 from setstream.data.formats.file import existing
 from setstream.data.slides.grid import GridOptions, cut, read_grid, write_grid
-from setstream.data.slides.overview import overview, save_png
 from setstream.data.slides.pyramid import SUFFIXES, Slide
-from setstream.data.slides.source import SlideSource, extract
+from setstream.data.slides.source import SlideSource, extract, overview, save_png
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
 PAPER = {"train": 270, "test": 129}  #: slides of each split in the paper
 REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
 LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
-#: Words in the names of .tif files, or of their folders, that are masks and not slides.
-MASKS = ("mask", "annotation", "evaluation")
+MASKS = ("mask", "annotation", "evaluation")  #: words in the names of .tif files, or of folders, that are not slides
 
 
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
@@ -80,10 +78,9 @@ def patch_slides(
     images: bool = False,
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[Path, int | None]]:
-    """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
+    """Cut slides, `workers` at a time; yields each with the number of its patches, which are also written as `images`.
 
-    Patches are written as images, too, on request (`images`). `on_bad` is called with what is wrong with a slide, which is then
-    left out (None patches); without it, that is an error.
+    `on_bad` is called with what is wrong with a slide, which is then left out (None patches); without it, that is an error.
     """
     options, out = options or GridOptions(), Path(out)
     if workers < 1:

@@ -98,7 +98,7 @@ class Tissue:
     threshold: float
 
     def share(self, coords: np.ndarray, extent: int) -> np.ndarray:
-        """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: by its integral image.
+        """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: its integral image is bilinear.
 
         >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
         >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
@@ -106,8 +106,7 @@ class Tissue:
         """
         integral = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
         (x0, y0), (x1, y1) = coords.T / self.downsample, (coords.T + extent) / self.downsample
-        # Between its pixels the integral is bilinear, which is exact for constant pixels.
-        at = partial(need("scipy.ndimage", "slides").map_coordinates, integral, order=1, mode="nearest")
+        at = partial(need("scipy.ndimage", "slides").map_coordinates, integral, order=1, mode="nearest")  # bilinear
         return (at([y1, x1]) - at([y1, x0]) - at([y0, x1]) + at([y0, x0])) / (extent / self.downsample) ** 2
 
 
@@ -156,7 +155,7 @@ def write_grid(path: Path, grid: Grid) -> None:
 def read_grid(path: str | Path) -> Grid:
     """The patches of a slide from a file of coordinates or features, in TRIDENT's layout or CLAM's."""
     path = existing(path)
-    coords, attributes = read_h5(path, "coords")
+    coords, attributes = read_h5(path, "coords", (-1, 2))
     with reading(path):
         size, extent = attributes.get("patch_size"), attributes.get("patch_size_level0")
         if extent is None and size is not None and "downsample" in attributes:  # CLAM: pixels of a level, and its downsample
@@ -171,4 +170,4 @@ def read_grid(path: str | Path) -> Grid:
         target = float(attributes.get("target_magnification", scanned * size / extent))
         overlap, width, height = (int(attributes.get(key, 0)) for key in ("overlap", "level0_width", "level0_height"))
         name = str(attributes.get("name", path.stem.removesuffix("_patches")))
-        return Grid(coords.reshape(-1, 2).astype(np.int64), size, extent, scanned, target, overlap, name, width, height)
+        return Grid(coords.astype(np.int64), size, extent, scanned, target, overlap, name, width, height)

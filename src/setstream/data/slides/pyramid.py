@@ -22,13 +22,11 @@ from setstream._utils.optional import need
 from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError, ShapeError
 
-#: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
-OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
+OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)  #: of scanners: 0.243 µm per pixel is 40x, not 41.15x
 TOLERANCE = 0.01  #: downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal
 MICROMETRES = 10.0  #: micrometres per pixel at 1x
 BAND_PIXELS = 1_000_000  #: rows of the level that a thumbnail is made from are read in bands of about this many pixels
-#: Files that OpenSlide opens, by their ending.
-SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")
+SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")  #: that OpenSlide opens
 
 
 def magnification_of(properties: Mapping[str, str]) -> float | None:
@@ -72,10 +70,7 @@ def shrink(picture: np.ndarray, vertical: np.ndarray, horizontal: np.ndarray) ->
 
 
 class Slide(AbstractContextManager["Slide"]):
-    """A slide that is open; `magnification` is that of level 0, if it is missing or wrong in the file.
-
-    Reading is safe from several threads; after a fork, open it anew.
-    """
+    """An open slide, for all threads of a process. `magnification`: of level 0, if it is missing or wrong in the file."""
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
         self.path = existing(path)
@@ -168,8 +163,7 @@ def write_slide(
     if compression not in ("jpeg", "deflate"):
         raise ConfigurationError(f"compression is jpeg or deflate; got {compression!r}")
     path, tifffile = Path(path), need("tifffile", "slides")
-    # The resolution tags count pixels in a centimetre.
-    scale = {} if magnification is None else {"resolution": (1e4 * magnification / MICROMETRES,) * 2, "resolutionunit": 3}
+    scale = {} if magnification is None else {"resolution": (1e4 * magnification / MICROMETRES,) * 2, "resolutionunit": 3}  # cm
     wanted = levels or max(1, int(np.ceil(np.log2(max(picture.shape[:2]) / 512))) + 1)
     options: dict[str, Any] = {"tile": (256, 256), "photometric": "rgb", "compression": compression}
     options |= {"compressionargs": {"level": 90}} if compression == "jpeg" else {}

@@ -17,8 +17,7 @@ Attention blocks have another form than those of `setstream.nn`:
 
     MAB(X, Y) = LN(H + ReLU(H Wo)),   H = LN(Q + Attend(Q, Y Wk, Y Wv)),   Q = X Wq          LN optional
 
-The residual connection takes the *projected* queries, and attention has no output projection, so X and Y may have other widths
-than the result.
+The residual connection takes the *projected* queries, and attention has no output projection: widths of X and Y are free.
 """
 
 from collections import OrderedDict

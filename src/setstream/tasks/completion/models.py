@@ -4,7 +4,6 @@
 
 The paper's models share phi and the decoder and differ in the pool and its body. Set functions that need their whole input are
 wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `waves` (field.Waves) are for large images.
-
 `init` is the initialisation of phi and the decoder, which the paper does not give: torch's default ("torch"), with which
 features shrink from layer to layer, or He's ("he"), which keeps their size. Slots that see nearly equal features learn slowly.
 

@@ -29,8 +29,7 @@ from setstream.tasks.registry import interval_ends
 from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
-#: For each corpus: words of the shortest document, and training documents that a label needs.
-CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
+CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}  #: `fewest_words`, `label_minimum`
 TEST_BATCH = 8
 TUNED = {"": "", "_tuned": ", tuned τ"}  #: columns of the report
 METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
@@ -70,12 +69,14 @@ def intervals(predicted: Tensor, truth: Tensor, draws: int = 1000, seed: int = 0
     return interval_ends({"micro_f1": micro, "macro_f1": macro}, level)
 
 
-def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]:
-    """Micro and macro F1 at 0.5 and at a tuned threshold."""
+def summary(scores: Tensor, truth: Tensor, threshold: float, *, quick: bool = True) -> dict[str, float]:
+    """Micro and macro F1 at 0.5 and at a tuned threshold; with their intervals unless `quick`."""
     metrics = {"threshold": threshold}
     for suffix, limit in (("", 0.5), ("_tuned", threshold)):
         micro, macro = f1_scores(scores >= limit, truth)
-        metrics |= {f"micro_f1{suffix}": float(micro), f"macro_f1{suffix}": float(macro)}
+        ends = {} if quick else intervals(scores >= limit, truth)
+        values = {"micro_f1": float(micro), "macro_f1": float(macro)} | ends
+        metrics |= {name.replace("f1", f"f1{suffix}"): value for name, value in values.items()}
     return metrics
 
 
@@ -126,7 +127,8 @@ class Documents(Task):
         return tokens_of(corpus, tokenizer_of(self.bert))
 
     @cached_property
-    def _labelled(self) -> tuple[list[str], dict[str, Split]]:
+    def splits(self) -> dict[str, Split]:
+        """train, val and test, with the labels that are kept."""
         minimum = CORPORA[self.corpus][1] if self.label_minimum is None else self.label_minimum
         with torch.device("cpu"):  # also while a model is built on the meta device
             return labelled(self.tokens, minimum)
@@ -134,11 +136,7 @@ class Documents(Task):
     @property
     def labels(self) -> list[str]:
         """The names of the labels, in the order of the logits."""
-        return self._labelled[0]
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        return self._labelled[1]
+        return self.splits["train"].names
 
     def documents(self, indices: list[int]) -> list[Tensor]:
         """The token ids of documents, up to `longest` of each."""
@@ -197,10 +195,7 @@ class Documents(Task):
         if quick:
             return summary(scores, truth, threshold)
         scores, truth = self.probabilities(model, "test")
-        metrics = summary(scores, truth, threshold)
-        for suffix, limit in (("", 0.5), ("_tuned", threshold)):
-            ends = intervals(scores >= limit, truth)
-            metrics |= {name.replace("f1", f"f1{suffix}"): value for name, value in ends.items()}
+        metrics = summary(scores, truth, threshold, quick=False)
         for number, rows in enumerate(self.fifths()):
             metrics[f"micro_f1_fifth_{number + 1}"] = float(f1_scores(scores[rows] >= 0.5, truth[rows])[0])
         return metrics

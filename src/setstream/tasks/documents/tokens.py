@@ -82,17 +82,18 @@ def _write(corpus: Corpus, tokenizer: Any, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Documents of one split by their index, and which of the kept labels each carries: (n, L) bool."""
+    """Documents of one split by their index, which of the kept labels each carries, (n, L) bool, and the labels' names."""
 
     index: list[int]
     labels: Tensor
+    names: list[str]
 
     def __len__(self) -> int:
         return len(self.index)
 
 
-def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, Split]]:
-    """The kept labels, sorted, and the documents with at least one of them, by split."""
+def labelled(tokens: Tokens, label_minimum: int) -> dict[str, Split]:
+    """The documents with at least one kept label, by split; labels are sorted."""
     counts: Counter[str] = Counter()
     for about in tokens.about:
         counts.update(dict.fromkeys(about["labels"], int(about["split"] == "train")))
@@ -107,7 +108,7 @@ def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, S
         used = [i for i, about in enumerate(tokens.about) if about["split"] == split and tokens.length(i) and carried[i]]
         if not used:
             raise DataError(f"no document of the split {split} has one of the {len(names)} labels: lower label_minimum")
-        splits[split] = Split(used, torch.zeros(len(used), len(names), dtype=torch.bool))
+        splits[split] = Split(used, torch.zeros(len(used), len(names), dtype=torch.bool), names)
         for row, index in enumerate(used):
             splits[split].labels[row, carried[index]] = True
-    return names, splits
+    return splits

@@ -54,8 +54,7 @@ class BothStreams(nn.Module):
         return torch.cat(self.dsmil.streams(x, mask)[:2], dim=1)
 
 
-# width of the features, options of the pool -> the pool, and the decoder after it that ends in one logit
-Parts = tuple[Pool, nn.Module]
+Parts = tuple[Pool, nn.Module]  # width of the features, options of the pool -> the pool, and the decoder after it: one logit
 
 
 def bag_model(

@@ -75,15 +75,13 @@ class NeedleBags(Sequence[Tensor]):
 
 
 class Needles(Mil):
-    """Bags of 500 to 4,000 images, positive if a few of them are of one class.
+    """Bags of 500 to 4,000 images, half of them positive: a few of their images are of one class.
 
     Args:
         rate: the share of needles in a positive bag, 0.001 to 0.005; at least one needle.
         needle: their class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
         others: the classes of all other images.
-        train_bags: training bags; half of all bags are positive.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
-        test_chunk: images per chunk in a test.
     """
 
     name = "needles"
@@ -113,7 +111,7 @@ class Needles(Mil):
         for turn, (name, count) in enumerate((("train", train_bags), ("val", val_bags), ("test", test_bags))):
             seed, source = mix(bag_seed, turn), (elements[name], images[name].classes)
             bags.append(NeedleBags(*source, count=count, needle=needle, others=others, rate=rate, seed=seed))
-        self.train, self.validation, self.test = (Bags(part, torch.arange(len(part)) % 2) for part in bags)
+        self.train, self.val, self.test = (Bags(part, torch.arange(len(part)) % 2) for part in bags)
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the models; the features of its backbone, if any, are standardised by images without needles."""

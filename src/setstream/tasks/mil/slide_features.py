@@ -50,10 +50,7 @@ def write_features(
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `features` (N, D) float32, by a network with an `out_dim` D, and `coords` (N, 2) of one slide.
-
-    `encoder` is the backbone's name, stored in the file; `progress` is called with the number of finished patches.
-    """
+    """Write `features` (N, out_dim) float32 and `coords` (N, 2) of one slide; `encoder` is the backbone's name in the file."""
     network, width, done = network.to(device), cast(int, network.out_dim), 0
     with evaluating(network), whole_or_nothing(path) as hidden, need("h5py").File(hidden, "w") as file:
         features = file.create_dataset("features", (len(source), width), np.float32)
