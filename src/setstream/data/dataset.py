@@ -55,8 +55,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
     def __repr__(self) -> str:
         names = ", ".join(self.ids[:3] + ["..."] * (len(self) > 3))
         counts = Counter(str(label) for label in self.labels if label is not None)
-        shown = [f"{count} x {label}" for label, count in counts.most_common(5)]
-        labels = ", ".join(shown + ["..."] * (len(counts) > 5))
+        labels = ", ".join([f"{count} x {label}" for label, count in counts.most_common(5)] + ["..."] * (len(counts) > 5))
         return f"SetDataset({len(self)} sets: {names}{f'; labels: {labels}' if labels else ''})"
 
     def __getitem__(self, index: Any) -> Any:
@@ -259,8 +258,7 @@ class SetLoader:
         if self.parallel and dist.is_available() and dist.is_initialized():
             self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if self.parallel == "data" and self.batch % self.ranks:
-            message = f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple of them"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple")
 
     def __len__(self) -> int:
         return len(self._batches(torch.arange(len(self.dataset))))

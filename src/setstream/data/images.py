@@ -38,7 +38,6 @@ class Images:
         return len(self.pixels)
 
     def part(self, start: int, stop: int) -> "Images":
-        """A range of them."""
         return Images(self.pixels[start:stop], self.classes[start:stop])
 
 

@@ -72,7 +72,6 @@ def open_collection(path: str | Path, *, set_column: str | None = None, columns:
 
 
 def _sources(path: Path) -> list[SetSource]:
-    """The sets of a file or folder, one source each."""
     if path.suffix in OPENERS or path.is_file():
         return [open_source(path)]
     if (path / "features").is_dir():

@@ -149,7 +149,6 @@ class ParquetSets(SetCollection):
         return sum(group.rows for group in self.groups(lambda name, reason: None))
 
     def shares(self, size: int, skip: Skip) -> list[Share]:
-        """One share per row group, of any size."""
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
@@ -193,7 +192,6 @@ class ParquetSets(SetCollection):
             yield self._features(batch, table, group)
 
     def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
-        """Where the rows of each set are in a row group."""
         if self.by_folder:
             return {self._set_of_folder(group.file): range(group.rows)}
         start, pieces, places = 0, defaultdict[str, list[np.ndarray]](list), dict[str, Rows]()

@@ -14,9 +14,7 @@ def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
     """Linear layers from width to width with a ReLU after each (and a dropout); a single width is the identity."""
     layers: list[nn.Module] = []
     for pair in pairwise(widths):
-        layers += [nn.Linear(*pair), nn.ReLU()]
-        if dropout:
-            layers.append(nn.Dropout(dropout))
+        layers += [nn.Linear(*pair), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers)
 
 

@@ -136,7 +136,6 @@ class SetTransformer(nn.Module):
         in_dim: Width of the elements, if it is not dim: a linear layer comes first.
         out_dim: Width of the output, if it is not dim: a linear layer comes last.
         num_blocks: SABs before the pooling; ISABs if num_inducing, the number of their inducing points, is given.
-        num_seeds: Rows of the output.
         num_after: SABs after the pooling, in which seeds attend to each other; by default one, and none for a single seed.
         layer_norm: Normalise after each attention and each layer.
         dropout: Dropout before and after the pooling.

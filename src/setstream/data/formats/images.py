@@ -43,7 +43,6 @@ class ImageFolderSource(SetSource):
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """(3, H, W), as in the first image."""
         return (3, *read_image(self.files[0]).size[::-1]) if self.files else (3, 0, 0)
 
     def read(self, start: int, stop: int) -> Tensor:

@@ -6,8 +6,6 @@ Camelyon16: lymph nodes with and without metastases.
     training/tumor/tumor_001.tif ...           label 1, by its name
     testing/images/test_001.tif ...            label from testing/reference.csv: test_001,Tumor,IDC,Macro
     features_<backbone>/<slide>.h5             or features of them all in one folder
-
-The paper trains on the 270 slides of training/ (110 with a tumour, appendix) and reports on the 129 of testing/ (49).
 """
 
 import csv
@@ -29,7 +27,7 @@ from setstream.data.slides.source import SlideSource, extract, overview, save_pn
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-PAPER = {"train": 270, "test": 129}  #: slides of each split in the paper
+PAPER = {"train": 270, "test": 129}  #: slides of each split in the paper, 110 and 49 of them with a tumour
 REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
 LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
 MASKS = ("mask", "annotation", "evaluation")  #: words in the names of .tif files, or of folders, that are not slides

@@ -54,7 +54,6 @@ class SlideSource(FileSource):
 
     Args:
         grid: A `Grid`, or the file of one; the slide is cut with `options` on first use unless given.
-        raw: Whether elements are bytes.
         options: How to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
     """
 

@@ -40,8 +40,7 @@ class MixtureHead(nn.Module):
 
     def forward(self, z: Tensor) -> DiagonalMixture:
         rows = self.out(self.body(z))
-        if not self.per_slot:
-            rows = rows.unflatten(-1, (self.clusters, -1))
+        rows = rows if self.per_slot else rows.unflatten(-1, (self.clusters, -1))
         logits, means, scales = rows.split([1, self.dim, self.dim], dim=-1)
         return DiagonalMixture(logits.squeeze(-1), means, self.scales(scales))
 

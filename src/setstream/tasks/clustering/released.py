@@ -37,14 +37,12 @@ from setstream.tasks.clustering import models as text
 from setstream.tasks.clustering.models import HEADS, WIDTH, Masked, MixtureHead, Parts, umbc_pool
 from setstream.tasks.registry import variants
 
-SMALLEST_VARIANCE = 1e-2
-
 
 class VarianceHead(MixtureHead):
     """A `MixtureHead` whose third output is a variance."""
 
     def scales(self, raw: Tensor) -> Tensor:
-        return F.softplus(raw).clamp(min=SMALLEST_VARIANCE).sqrt()
+        return F.softplus(raw).clamp(min=1e-2).sqrt()
 
 
 class MAB(nn.Module):

@@ -57,7 +57,6 @@ class Clustering(Task):
         return super().build(model, **({"clusters": self.clusters, "dim": self.dim} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """New mixtures at every step."""
         points = self.points
         if self.variant == "text":
             points = int(torch.randint(self.points // 2, self.points + 1, (), generator=generator))
@@ -96,7 +95,6 @@ class Clustering(Task):
         return predict_in_chunks(model, points.to(model.encoder.device).split(chunk or self.test_chunk, dim=1))
 
     def draw(self, sets: int, points: int, generator: torch.Generator) -> Sample:
-        """Sets of this task's kind."""
         return sample(sets, points, clusters=self.clusters, dim=self.dim, variant=self.variant, generator=generator)
 
 

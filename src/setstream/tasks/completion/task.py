@@ -138,9 +138,8 @@ class Completion(Task):
 @torch.no_grad()
 def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
     """Some test images, evenly spaced (neighbours may show one scene): the largest context, the prediction, the truth."""
-    images = min(images, task.tests())
-    figure, axes = pyplot().subplots(images, 4, figsize=(6, 1.6 * images), constrained_layout=True, squeeze=False)
-    for row, number in zip(axes, range(0, task.tests(), -(-task.tests() // images)), strict=False):
+    rows = []
+    for number in range(0, task.tests(), -(-task.tests() // images)):
         truth, pixels = task.images["test"].pixels[number] / 255, task.test_pixels(number, number + 1)
         _, height, width = truth.shape
         context = pixels[:, : max(task.test_contexts)]
@@ -149,11 +148,10 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
         seen = torch.full_like(truth, 0.5)
         seen[:, y, x] = truth[:, y, x]
         mean, deviation = (values[0].T.unflatten(1, (height, width)) for values in (field.mean, field.stddev))
-        pictures = {"context": seen, "mean": mean, "uncertainty": deviation, "truth": truth}
-        for axis, (title, picture) in zip(row, pictures.items(), strict=True):
-            axis.imshow(picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), interpolation="nearest", cmap="gray")
-            axis.set(xticks=[], yticks=[])
-            axis.set_title(title, fontsize=7)
+        rows.append(torch.cat([seen, mean, deviation, truth], 2))
+    figure, axis = pyplot().subplots(figsize=(6, 1.6 * len(rows)), constrained_layout=True)
+    axis.imshow(torch.cat(rows, 1).clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), interpolation="nearest", cmap="gray")
+    axis.set(title="context, mean, uncertainty, truth", xticks=[], yticks=[])
     return figure
 
 

@@ -155,8 +155,7 @@ def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
 def eurlex(folder: str, fewest_words: int = 0, inverted: bool = True) -> Corpus:
     """The laws of a folder; labels are numbers of concepts. `inverted` (Park et al. 2022): sections in reverse order."""
     files = {name: sorted((Path(folder) / name).glob("*.json")) for name in EURLEX_FOLDERS}
-    missing = [name for name, laws in files.items() if not laws]
-    if missing:
+    if missing := [name for name, laws in files.items() if not laws]:
         raise DataError(f"{folder}: expected *.json in train/, dev/ and test/; there are none in {', '.join(missing)}")
 
     def document(file: Path, split: str) -> Document:

@@ -186,10 +186,9 @@ class SlotReader(nn.Module):
 class WholeReader(nn.Module):
     """All words of a document (B, n, width), real ones first, through a Longformer: (B, out_width)."""
 
-    def __init__(self, language: Language, first: Tensor, last: Tensor) -> None:
+    def __init__(self, language: Language, read: Pretrained) -> None:
         super().__init__()
-        self.language = language
-        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+        self.language, self.first, self.last = language, nn.Parameter(read.first.clone()), nn.Parameter(read.last.clone())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]
@@ -198,8 +197,8 @@ class WholeReader(nn.Module):
 class SegmentReader(WholeReader):
     """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
 
-    def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
-        super().__init__(language, first, last)
+    def __init__(self, language: Language, read: Pretrained, segment: int, layers: int, heads: int) -> None:
+        super().__init__(language, read)
         most = math.inf if language.longest is None else language.longest - 2
         if not 1 <= segment <= most:
             raise ConfigurationError(f"segment must be 1 to {most} words for this model; got {segment}")

@@ -156,7 +156,6 @@ class Documents(Task):
         return built
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Documents in an order that is drawn for every epoch."""
         train = self.splits["train"]
         rows = in_epochs(step, size, len(train), self.seed)
         return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}

@@ -38,9 +38,7 @@ class BagHead(nn.Module):
         self.decoder = decoder
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        if isinstance(z, dict):
-            return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1)
-        return self.decoder(z)
+        return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1) if isinstance(z, dict) else self.decoder(z)
 
 
 class BothStreams(nn.Module):

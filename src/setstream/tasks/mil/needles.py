@@ -31,8 +31,7 @@ from setstream.training.task import Batch, Encode, Task
 SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
 NEEDLE, OTHERS = 6, (0, 1, 8, 9)
-TRAIN_IMAGES = 40_000
-KNOWN_IMAGES = 4000  # training images without needles that the backbone's features are standardised by
+TRAIN_IMAGES, KNOWN_IMAGES = 40_000, 4000  # the backbone's features are standardised by the latter, which have no needles
 
 
 def splits() -> dict[str, Images]:
@@ -80,7 +79,6 @@ class Needles(Mil):
     Args:
         rate: the share of needles in a positive bag, 0.001 to 0.005; at least one needle.
         needle: their class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
-        others: the classes of all other images.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
     """
 

@@ -157,7 +157,6 @@ class Mil(Task):
         return super().build(model, **({"in_dim": shape[0] if len(shape) == 1 else None} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Bags in an order that is drawn for every epoch."""
         picked = self.train.select(in_epochs(step, size, len(self.train), self.seed, self.repeat))
         return {"bags": picked.bags, "label": picked.labels.float()}
 
