@@ -19,8 +19,7 @@ from setstream.pools.base import AVERAGE
 from setstream.report.page import Page, animate, pyplot
 from setstream.report.runs import FinishedRun, by_label
 from setstream.tasks.completion.field import Field
-from setstream.tasks.completion.report import SHOWN
-from setstream.tasks.completion.task import Completion, places
+from setstream.tasks.completion.task import SHOWN, Completion, places
 from setstream.training.config import TrainConfig
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from setstream.models.model import SetModel
 from setstream.report.page import Page, pyplot
 from setstream.report.runs import SEEDS, FinishedRun, add_runs, by_label, group_by, mean_of
 from setstream.tasks.documents.language import tokenizer_of
-from setstream.tasks.documents.report import METRICS
-from setstream.tasks.documents.task import Documents
+from setstream.tasks.documents.task import METRICS, Documents
 from setstream.training.task import Encode
 
 if TYPE_CHECKING:

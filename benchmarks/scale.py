@@ -72,7 +72,7 @@ def ray_seconds(path: Path, workers: int, rounds: int) -> float:
     with cluster(workers=workers) as size:
         for _ in range(rounds):
             start = time.perf_counter()
-            ((_, state, _),) = ray_states(make(), data, data.shares(SHARE), size, CHUNK)
+            ((_, state, _),) = ray_states(make(), data, data.shares(SHARE, lambda name, reason: None), size, CHUNK)
             seconds.append(time.perf_counter() - start)
             assert isinstance(state, ss.State), state
             assert int(state.count) == len(data[0])

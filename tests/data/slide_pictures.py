@@ -38,12 +38,6 @@ class Colours(nn.Module):
         return torch.cat([flat.mean(2), flat.std(2)], dim=1)
 
 
-class Silent(Colours):
-    """A backbone that does not say its width."""
-
-    out_dim = None
-
-
 def broken():
     """A backbone that makes NaN."""
 

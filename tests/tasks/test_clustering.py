@@ -12,7 +12,7 @@ from setstream.errors import ConfigurationError
 from setstream.tasks.clustering import Clustering, DiagonalMixture, pretrained, sample
 from setstream.tasks.clustering.mixtures import log_likelihood
 from setstream.tasks.clustering.models import MODELS
-from setstream.tasks.clustering.report import STREAMS, predictions, stream_order
+from setstream.tasks.clustering.task import STREAMS, predictions, stream_order
 from setstream.training import Encode
 
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from setstream.report import Page, write_report
-from setstream.tasks.clustering import Clustering, report, sample
-from setstream.tasks.clustering.report import disagreement, stream_ends
+from setstream.tasks.clustering import Clustering, sample, task
+from setstream.tasks.clustering.task import disagreement, stream_ends
 from tests.tasks.runs import train_clustering
 
 
@@ -19,7 +19,7 @@ def runs(tmp_path_factory):
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "FRAMES", 2)
+    monkeypatch.setattr(task, "FRAMES", 2)
     out = tmp_path / "deep" / "report.html"
     assert len(write_report([runs], out, tmp_path / "figures")) == 7
     text = out.read_text()
@@ -38,6 +38,6 @@ def test_streams_agree_for_consistent_models_and_not_for_others(monkeypatch):
     ends = {name: stream_ends(model, drawn.points[0], drawn.labels[0]) for name, model in models.items()}
     assert disagreement(ends["umbc+set-transformer"], drawn.points) < 1e-4
     assert disagreement(ends["set-transformer"], drawn.points) > 1e-3
-    monkeypatch.setattr(report, "FRAMES", 3)
-    gif = Image.open(io.BytesIO(report.add_streams(Page("streams"), models, points=20)[1]))
+    monkeypatch.setattr(task, "FRAMES", 3)
+    gif = Image.open(io.BytesIO(task.add_streams(Page("streams"), models, points=20)[1]))
     assert gif.n_frames == 3

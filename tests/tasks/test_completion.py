@@ -78,7 +78,7 @@ def test_pixels_know_their_place():
 @pytest.mark.parametrize("waves", [0, 2])
 def test_the_decoder_is_the_plain_one_without_the_repeated_work(waves):
     torch.manual_seed(0)
-    decoder = Decoder(6, 3, 0.1, waves).double()
+    decoder = Decoder(6, 3, waves).double()
     read, where = torch.randn(2, 6).double(), torch.rand(2, 9, 2).double()
     angles = [2**i * torch.pi * where[..., axis] for axis in range(2) for i in range(waves)]
     features = [own.sin() for own in angles] + [own.cos() for own in angles] + [where[..., 0], where[..., 1]]
@@ -116,7 +116,7 @@ def test_anchors_begin_by_reading_what_lies_around_them():
 
 def test_a_place_finds_the_rows_of_the_anchors_near_it():
     torch.manual_seed(0)
-    decoder = AnchoredDecoder(spread(16), 3, 32, 2, 3, 0.1).double()
+    decoder = AnchoredDecoder(spread(16), 3, 32, 2, 3).double()
     rows, where = torch.randn(2, 16, 32).double(), torch.rand(2, 9, 2).double()
     together = torch.cat(decoder(rows, where), -1)
     alone = torch.cat([torch.cat(decoder(rows, place), -1) for place in where.split(1, dim=1)], 1)
@@ -138,7 +138,7 @@ def test_anchors_want_waves_that_their_heads_can_hold():
 @pytest.mark.parametrize("anchored", [False, True])
 def test_the_loss_is_the_likelihood_and_streams(anchored):
     torch.manual_seed(0)
-    decoder = (AnchoredDecoder(spread(4), 1, 8, 2, 3, 0.1) if anchored else Decoder(8, 3, 0.1)).double()
+    decoder = (AnchoredDecoder(spread(4), 1, 8, 2, 3) if anchored else Decoder(8, 3)).double()
     read = torch.randn((2, 4, 8) if anchored else (2, 8)).double().requires_grad_()
     targets = torch.rand(2, 50, 5).double()
     field = Field(read, decoder)

@@ -251,7 +251,7 @@ def test_splits_from_a_file(patches, tmp_path):
     rows = [f"{name},{'train' if n < 12 else 'val' if n < 16 else 'test'}" for n, name in enumerate(names)]
     (tmp_path / "split.csv").write_text("\n".join(["slide_id,split", *rows]))
     task = stored_task(patches, "features", split=str(tmp_path / "split.csv"))
-    assert [len(task.train), len(task.validation), len(task.test)] == [12, 4, 8]
+    assert [len(task.train), len(task.val), len(task.test)] == [12, 4, 8]
     assert [bag.id for bag in task.test.bags] == names[16:]
     with pytest.raises(ConfigurationError, match="0 if the split has validation bags"):
         stored_task(patches, "features", split=str(tmp_path / "split.csv"), validation=0.2)
@@ -270,12 +270,12 @@ def test_labels_that_are_not_two_are_explained(patches):
 
 def test_the_threshold_comes_from_the_validation_bags():
     task = Mil(bags=needles(60), count=3, validation=0.25)
-    assert [len(task.train), len(task.validation), len(task.test)] == [30, 10, 20]
+    assert [len(task.train), len(task.val), len(task.test)] == [30, 10, 20]
     model = task.build("deepsets", widths=[8]).eval()
     with torch.no_grad():
         model.head.decoder[-1].bias.fill_(-9.0)  # all probabilities far below a half
     found = task.evaluate(model)
-    expected = best_threshold(task.probabilities(model, task.validation.bags), task.validation.labels)
+    expected = best_threshold(task.probabilities(model, task.val.bags), task.val.labels)
     assert found["threshold"] == expected < 0.5
     assert found["accuracy_low"] <= found["accuracy"] <= found["accuracy_high"]
     assert task.evaluate(model, quick=True)["threshold"] == 0.5

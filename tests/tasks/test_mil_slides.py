@@ -16,7 +16,7 @@ from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.metrics import auroc
 from setstream.tasks.mil.models import MODELS
 from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
-from tests.data.slide_pictures import Colours, Silent, tissue_picture
+from tests.data.slide_pictures import Colours, tissue_picture
 
 HERE = "tests.data.slide_pictures"
 
@@ -159,10 +159,9 @@ def test_features_are_the_backbones_of_the_patches(job):
 
 def test_features_of_an_empty_slide(tmp_path):
     path = write_slide(tmp_path / "white.tif", np.full((256, 256, 3), 255, np.uint8), 20)
-    for module in (Colours(), Silent()):
-        write_features(module, SlideSource(path, patch_size=32), tmp_path / "f.h5", encoder="x")
-        (source,) = ss.data.open(tmp_path / "f.h5")
-        assert (len(source), source.shape, source.coords().shape) == (0, (6,), (0, 2))
+    write_features(Colours(), SlideSource(path, patch_size=32), tmp_path / "f.h5", encoder="x")
+    (source,) = ss.data.open(tmp_path / "f.h5")
+    assert (len(source), source.shape, source.coords().shape) == (0, (6,), (0, 2))
 
 
 def test_backbones_that_cannot_be(job, tmp_path):
@@ -171,7 +170,8 @@ def test_backbones_that_cannot_be(job, tmp_path):
     with pytest.raises(NonFiniteError, match="s0.tif: NaN or infinity in the features of patches 0 .. 15"):
         write_features(trained_backbone(f"{HERE}:broken"), source, tmp_path / "f.h5", encoder="x", chunk_size=16)
     wrong = nn.Conv2d(3, 2, 4)
-    with pytest.raises(ShapeError, match=r"into features \(n, D\); got \(1, 2, 29, 29\)"):
+    wrong.out_dim = 2
+    with pytest.raises(ShapeError, match=r"must return \(\d+, 2\) features; got \(\d+, 2, 29, 29\)"):
         write_features(wrong, source, tmp_path / "f.h5", encoder="x")
     assert not (tmp_path / "f.h5").exists()
     assert not list(tmp_path.glob(".*"))

@@ -8,7 +8,7 @@ from setstream.cli.command import console, print_table
 from setstream.report import write_report
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, pretrained, sample
-from setstream.tasks.clustering.report import STREAMS, add_streams, disagreement, stream_ends
+from setstream.tasks.clustering.task import STREAMS, add_streams, disagreement, stream_ends
 
 MODELS = ("umbc+set-transformer", "set-transformer")
 

@@ -7,8 +7,6 @@
 this machine and on Ray, uses this protocol only.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Ids:
         return len(self.codes)
 
     @staticmethod
-    def all(name: str, rows: int, place: str = "") -> Ids:
+    def all(name: str, rows: int, place: str = "") -> "Ids":
         """All rows belong to one set."""
         return Ids([name], np.zeros(rows, np.int64), place)
 
@@ -58,13 +56,11 @@ class Ids:
             bounds = np.array([0, *changes, len(self)])
             return Order([self.names[code] for code in self.codes[bounds[:-1]]], np.diff(bounds).tolist(), None)
         lengths = np.bincount(self.codes, minlength=len(self.names)).tolist()
-        # numpy sorts numbers of two bytes by counting.
-        codes = self.codes.astype(np.uint16) if len(self.names) <= 2**16 else self.codes
+        codes = self.codes.astype(np.uint16) if len(self.names) <= 2**16 else self.codes  # sorted by counting
         return Order(self.names, lengths, np.argsort(codes, kind="stable"))
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Some rows: the set of each, and the elements (n, ...), or why they cannot be read."""
 
     ids: Ids
@@ -85,14 +81,13 @@ class Share:
 class SetCollection(ABC):
     """Many sets that can be read from beginning to end, or in shares by several processes."""
 
-    #: What positions and `total` count.
-    unit: ClassVar[str]
+    unit: ClassVar[str]  #: what positions and `total` count
 
     @abstractmethod
     def __iter__(self) -> Iterator[SetSource]:
         """The sets one by one."""
 
-    def check(self, skip_bad: bool = False) -> tuple[SetCollection, list[str]]:
+    def check(self, skip_bad: bool = False) -> tuple["SetCollection", list[str]]:
         """Check what can be checked before reading. Returns the good sets and what is wrong with the others."""
         return self, []
 
@@ -106,14 +101,11 @@ class SetCollection(ABC):
 
     @abstractmethod
     def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        """Every element after a `Block.position` (or 0), once and in order; `skip` is called for files that cannot be opened.
-
-        A block has `chunk_size` elements where a set has its own file; a thread decodes `decode_ahead` blocks ahead in tables.
-        """
+        """Every element after a `Block.position` (or 0), once and in order; `skip` is called for what cannot be opened."""
 
     @abstractmethod
-    def shares(self, size: int, skip: Skip | None = None) -> list[Share]:
-        """All elements in shares of about `size`; `skip` is called for what cannot be opened, which is an error without it."""
+    def shares(self, size: int, skip: Skip) -> list[Share]:
+        """All elements in shares of about `size`; `skip` is called for what cannot be opened."""
 
     @abstractmethod
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -55,8 +55,7 @@ class SetDataset(Sequence[SetSource], SetCollection):
     def __repr__(self) -> str:
         names = ", ".join(self.ids[:3] + ["..."] * (len(self) > 3))
         counts = Counter(str(label) for label in self.labels if label is not None)
-        shown = [f"{count} x {label}" for label, count in counts.most_common(5)]
-        labels = ", ".join(shown + ["..."] * (len(counts) > 5))
+        labels = ", ".join([f"{count} x {label}" for label, count in counts.most_common(5)] + ["..."] * (len(counts) > 5))
         return f"SetDataset({len(self)} sets: {names}{f'; labels: {labels}' if labels else ''})"
 
     def __getitem__(self, index: Any) -> Any:
@@ -142,11 +141,10 @@ class SetDataset(Sequence[SetSource], SetCollection):
             finally:
                 source.close()
         usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ()
-        for name, shape in shapes.items():
-            if shape != usual:
-                problems[name] = f"{name}: elements are {shape}; those of most sets are {usual}"
-                if not skip_bad:
-                    raise DataError(problems[name])
+        others = {name: shape for name, shape in shapes.items() if shape != usual}
+        problems |= {name: f"{name}: elements are {others[name]}; those of most sets are {usual}" for name in others}
+        if others and not skip_bad:
+            raise DataError(next(iter(problems.values())))
         return SetDataset([source for source in self.sources if source.id not in problems]), list(problems.values())
 
     def facts(self) -> list[Any]:
@@ -159,14 +157,12 @@ class SetDataset(Sequence[SetSource], SetCollection):
         for number, source in enumerate(self.sources[position:], position + 1):
             yield from _blocks(source, source.chunks(chunk_size), number)
 
-    def shares(self, size: int, skip: Skip | None = None) -> list[Share]:
+    def shares(self, size: int, skip: Skip) -> list[Share]:
         shares = []
         for number, source in enumerate(self.sources):
             try:
                 length = len(source)
             except DataError as error:
-                if skip is None:
-                    raise
                 skip(source.id, str(error))
                 continue
             bounds = [(start, min(start + size, length)) for start in range(0, max(length, 1), size)]
@@ -219,8 +215,7 @@ def _number(text: str) -> Any:
     return text
 
 
-@dataclass(frozen=True)
-class SetBatch:
+class SetBatch(NamedTuple):
     """Some sets, for `ss.encode`, and their labels."""
 
     sets: SourceChunks
@@ -232,14 +227,9 @@ class SetBatch:
 class SetLoader:
     """Batches of sets from their files, in chunks that are read ahead; each epoch in a new order, by seed.
 
-    Args:
-        batch: Sets per batch.
-        chunk_size: Elements of a set that are read at a time.
-        shuffle: Whether each epoch has a new order of the sets.
-        partition: How a set is cut into chunks: "contiguous", "blocks" (contiguous blocks in random order; the default while
-            shuffling) or "random".
-        parallel: What each process of torch.distributed gets. "data": its share of every batch's sets (while shuffling, a last
-            batch that cannot be shared equally waits for another epoch). "set": its part of every set. None: everything.
+    `partition` is how a set is cut into chunks: "contiguous", "blocks" (contiguous blocks in random order; the default while
+    shuffling) or "random". `parallel` is what each process of torch.distributed gets. "data": its share of every batch's sets
+    (while shuffling, a last batch that cannot be shared equally waits for another epoch). "set": its part of every set.
 
     >>> import setstream as ss
     >>> from setstream.data import ArraySource
@@ -250,10 +240,10 @@ class SetLoader:
     """
 
     dataset: SetDataset
-    batch: int = 1
-    chunk_size: int = 256
+    batch: int = 1  #: sets per batch
+    chunk_size: int = 256  #: elements of a set that are read at a time
     _: KW_ONLY
-    shuffle: bool = False
+    shuffle: bool = False  #: whether each epoch has a new order of the sets
     partition: str | None = None
     seed: int = 0
     ahead: int = 2
@@ -268,8 +258,7 @@ class SetLoader:
         if self.parallel and dist.is_available() and dist.is_initialized():
             self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         if self.parallel == "data" and self.batch % self.ranks:
-            message = f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple of them"
-            raise ConfigurationError(message)
+            raise ConfigurationError(f"{self.ranks} processes cannot share batches of {self.batch} sets: choose a multiple")
 
     def __len__(self) -> int:
         return len(self._batches(torch.arange(len(self.dataset))))

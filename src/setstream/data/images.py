@@ -6,8 +6,6 @@ celeba(folder)    the aligned faces and their partition file, cropped at the cen
 pictures(folder)  train/ and test/ below it, or every tenth by name for testing
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import dataclass, field
@@ -21,12 +19,11 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_npm
-from setstream.data.formats.file import existing
+from setstream.data.formats.file import existing, reading
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
-#: The side of the square in the middle of an aligned face, 178 x 218, that is commonly resized.
-CELEBA_CROP = 148
+CELEBA_CROP = 148  #: the side of the square in the middle of an aligned face, 178 x 218, that is commonly resized
 PARTITION = {"0": "train", "1": "val", "2": "test"}
 
 
@@ -40,8 +37,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, start: int, stop: int) -> Images:
-        """A range of them."""
+    def part(self, start: int, stop: int) -> "Images":
         return Images(self.pixels[start:stop], self.classes[start:stop])
 
 
@@ -123,11 +119,9 @@ def _square(file: Path, side: int, crop: int | None) -> Tensor:
 
 def _idx(file: Path) -> Tensor:
     """An IDX file of bytes: two zeros, 8 for unsigned bytes, the number of axes, their sizes, the data."""
-    content = file.read_bytes()
-    axes = content[3]
-    if content[:3] != b"\0\0\x08":
-        raise DataError(f"{file}: is not an IDX file of bytes; it begins with {content[:4].hex()}")
-    shape = np.frombuffer(content, ">i4", axes, 4)
-    if len(content) != 4 + 4 * axes + int(shape.prod()):
-        raise DataError(f"{file}: should hold {tuple(shape)} bytes after its header; it has {len(content) - 4 - 4 * axes}")
-    return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * axes).reshape(shape).copy())
+    with reading(f"{file}, as an IDX file of bytes"):
+        content = file.read_bytes()
+        if content[:3] != b"\0\0\x08":
+            raise ValueError(f"it begins with {content[:4].hex()}")
+        shape = np.frombuffer(content, ">i4", content[3], 4)
+        return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * len(shape)).reshape(shape).copy())

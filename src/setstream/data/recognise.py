@@ -31,8 +31,7 @@ from setstream.sets.source import SetSource
 #: The class that opens a file or folder with one set, by its ending.
 OPENERS: dict[str, Callable[..., SetSource]] = {**dict.fromkeys(SlideSource.suffixes, SlideSource), **SOURCE_OF}
 KNOWN = ", ".join([*OPENERS, *TABLE_OF])
-#: torchmil's folders beside features/.
-PARALLEL = ("labels", "coords", "inst_labels")
+PARALLEL = ("labels", "coords", "inst_labels")  #: torchmil's folders beside features/
 
 
 def open_source(path: str | Path) -> SetSource:
@@ -46,21 +45,18 @@ def open_source(path: str | Path) -> SetSource:
 
 
 def open_sets(path: str | Path, *, set_column: str | None = None, columns: Sequence[str] | None = None) -> SetDataset:
-    """Everything at a path, as a dataset of one or many sets.
+    """Everything at a path, a file or a folder, as a dataset of one or many sets.
 
     Args:
-        path: A file or a folder.
         set_column: The column of set ids in Parquet and Arrow tables; found by its usual names unless given.
         columns: The columns of features in such tables; found by their usual names unless given.
 
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     np.save(f"{folder}/a.npy", np.zeros((5, 2)))
-        ...     np.save(f"{folder}/b.npy", np.zeros((7, 2)))
-        ...     data = open_sets(folder)
-        ...     [(source.id, len(source)) for source in data]
-        [('a', 5), ('b', 7)]
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.save(f"{folder}/a.npy", np.zeros((5, 2)))
+    ...     np.save(f"{folder}/b.npy", np.zeros((7, 2)))
+    ...     [(source.id, len(source)) for source in open_sets(folder)]
+    [('a', 5), ('b', 7)]
     """
     return SetDataset(list(open_collection(path, set_column=set_column, columns=columns)))
 
@@ -76,7 +72,6 @@ def open_collection(path: str | Path, *, set_column: str | None = None, columns:
 
 
 def _sources(path: Path) -> list[SetSource]:
-    """The sets of a file or folder, one source each."""
     if path.suffix in OPENERS or path.is_file():
         return [open_source(path)]
     if (path / "features").is_dir():
@@ -118,11 +113,9 @@ def _torchmil(path: Path) -> list[SetSource]:
         options: dict[str, Any] = {"key": _key(file, "features")} if file.suffix in H5Source.suffixes else {}
         if "labels" in beside:
             labels: Path = beside.pop("labels")
+            in_h5 = labels.suffix in H5Source.suffixes
             with reading(labels):
-                if labels.suffix in H5Source.suffixes:
-                    label = read_h5(labels, _key(labels, "labels"))[0]
-                else:
-                    label = np.load(labels, mmap_mode="r", allow_pickle=False)
+                label = read_h5(labels, _key(labels, "labels"))[0] if in_h5 else np.load(labels, mmap_mode="r")
             options["label"] = label.item() if label.size == 1 else np.asarray(label)
         sources.append(OPENERS[file.suffix](file, metadata=beside, **options))
     return sources

@@ -34,12 +34,10 @@ from setstream.data.formats.table import Group, Kept, Rows, TableFile, pieces, r
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-# Bytes of one piece of a set, which is decoded and kept at a time.
-PIECE_BYTES = 2**22
+PIECE_BYTES = 2**22  # bytes of one piece of a set, which is decoded and kept at a time
 SET_COLUMNS = ("set_id", "set", "bag_id", "bag", "slide_id", "id")
 FEATURE_COLUMNS = ("features", "feature", "embedding", "x")
-# Numbers that are rarely meant to be features.
-NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")
+NO_FEATURES = ("label", "labels", "target", "class", "y", "time", "timestamp", "date", "index", "row")  # rarely features
 
 
 def is_table(path: Path) -> bool:
@@ -55,12 +53,9 @@ def table_files(path: Path) -> list[Path]:
 
 
 class ParquetSets(SetCollection):
-    """Many sets in Parquet or Arrow files.
+    """Many sets in a Parquet or Arrow file, or a folder of them.
 
-    Args:
-        path: A file, or a folder of files.
-        set_column: The column of set ids; found by its usual names unless given.
-        columns: The columns of features; likewise.
+    The column of set ids, `set_column`, and the `columns` of features are found by their usual names unless given.
     """
 
     unit: ClassVar[str] = "rows"
@@ -106,15 +101,13 @@ class ParquetSets(SetCollection):
             raise DataError(f"{first}: has no feature columns {missing or FEATURE_COLUMNS}; its columns are {names}")
         return chosen
 
-    def groups(self, skip: Skip | None = None) -> list[Group]:
+    def groups(self, skip: Skip) -> list[Group]:
         """All row groups of all files, in order; `skip` is called for a file that cannot be opened."""
         groups: list[Group] = []
         for file in self.files:
             try:
                 groups += self._groups(_open(file))
             except DataError as error:
-                if skip is None:
-                    raise
                 skip(str(file), f"{error} (none of its rows are used)")
         return groups
 
@@ -127,10 +120,7 @@ class ParquetSets(SetCollection):
             yield Block(ids, features, position)
 
     def _read(self, groups: list[Group], start: int = 0) -> Iterator[tuple[Ids, Tensor | DataError]]:
-        """Every row after the first `start`, once: the sets of the rows and the features (n, D), some megabytes at a time.
-
-        Rows that cannot be read are replaced by the error, with the sets of their row group.
-        """
+        """Every row after the first `start`, megabytes at a time: sets and features (n, D), or the error of a row group."""
         table: TableFile | None = None
         for group in groups:
             left = group.rows
@@ -158,8 +148,7 @@ class ParquetSets(SetCollection):
     def total(self) -> int:
         return sum(group.rows for group in self.groups(lambda name, reason: None))
 
-    def shares(self, size: int = 0, skip: Skip | None = None) -> list[Share]:
-        """One share per row group, of any size."""
+    def shares(self, size: int, skip: Skip) -> list[Share]:
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 
     def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
@@ -203,7 +192,6 @@ class ParquetSets(SetCollection):
             yield self._features(batch, table, group)
 
     def _rows_of_sets(self, table: TableFile, group: Group) -> dict[str, Rows]:
-        """Where the rows of each set are in a row group."""
         if self.by_folder:
             return {self._set_of_folder(group.file): range(group.rows)}
         start, pieces, places = 0, defaultdict[str, list[np.ndarray]](list), dict[str, Rows]()

@@ -34,8 +34,7 @@ class FSPool(nn.Module):
         if mask is None:
             weights = self.weights(rank, torch.full_like(rank[:1], len(rank)))
             return torch.einsum("bnd,nd->bd", x.sort(dim=1, descending=True).values, weights)
-        # Padding sorts last, behind the smallest real value.
-        ordered = x.masked_fill(~mask.unsqueeze(-1), float("-inf")).sort(dim=1, descending=True).values
+        ordered = x.masked_fill(~mask.unsqueeze(-1), float("-inf")).sort(dim=1, descending=True).values  # padding is last
         count = mask.sum(1, keepdim=True)  # (B, 1)
         real = (rank < count).unsqueeze(-1)
         return (ordered.masked_fill(~real, 0.0) * self.weights(rank, count)).sum(1)

@@ -14,17 +14,12 @@ def mlp(widths: list[int], dropout: float = 0.0) -> nn.Sequential:
     """Linear layers from width to width with a ReLU after each (and a dropout); a single width is the identity."""
     layers: list[nn.Module] = []
     for pair in pairwise(widths):
-        layers += [nn.Linear(*pair), nn.ReLU()]
-        if dropout:
-            layers.append(nn.Dropout(dropout))
+        layers += [nn.Linear(*pair), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers)
 
 
 def initialise(module: nn.Module, init: str) -> None:
-    """Initialise the linear layers of a module: torch's way, or std √(2 / inputs) and no bias for "he".
-
-    With torch's, features shrink from layer to layer: after four layers they are nearly equal, and so is attention to them.
-    """
+    """Initialise the linear layers of a module: torch's way, where features shrink, or std √(2 / inputs) and no bias: "he"."""
     if init not in INITS:
         raise ConfigurationError(f"init is {' or '.join(INITS)}; got {init!r}")
     for layer in module.modules():
@@ -40,9 +35,8 @@ def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> No
 
         l_h = s_h ⟨a, x⟩                  the logit of head h, over the first `used` numbers; `sizes` s (H,)
 
-    With random projections, queries attend to all elements alike and see the mean of a set; what tells them apart has to be
-    learned through that mean. Where near elements belong together (places of an image, vectors of words), slots can start
-    spread over that space. All of it is trained.
+    With random projections, all queries see the mean of a set. Where near elements belong together (places of an image, vectors
+    of words), slots can start spread over that space. All of it is trained.
     """
     width = query.out_features // len(sizes)
     if used > width:

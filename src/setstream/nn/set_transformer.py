@@ -12,6 +12,8 @@ These need their whole input, so use them after a pool, on its few slots. Attent
 Masked elements do not matter, even if they are NaN.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -32,18 +34,13 @@ def check_set(x: Tensor, dim: int, mask: Tensor | None, module: nn.Module) -> Te
     return x.masked_fill(~mask.unsqueeze(-1), 0.0)
 
 
-def check_heads(dim: int, heads: int) -> None:
-    """Raise ConfigurationError unless heads divide dim."""
-    if heads < 1 or dim % heads:
-        raise ConfigurationError(f"heads must divide dim; got dim = {dim} and heads = {heads}")
-
-
 class Attention(nn.Module):
     """Multi-head attention: queries (B, M, dim) over elements (B, N, dim) with an optional mask (B, N), to (B, M, dim)."""
 
     def __init__(self, dim: int, heads: int = 4) -> None:
         super().__init__()
-        check_heads(dim, heads)
+        if heads < 1 or dim % heads:
+            raise ConfigurationError(f"heads must divide dim; got dim = {dim} and heads = {heads}")
         self.heads = heads
         self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
 
@@ -60,9 +57,7 @@ class Attention(nn.Module):
 
 
 class MAB(nn.Module):
-    """Multihead attention block: rows x (B, M, dim) look at the set y (B, N, dim), by default at themselves.
-
-    The mask belongs to y.
+    """Multihead attention block: rows x (B, M, dim) look at the set y (B, N, dim), which the mask belongs to; None: at x.
 
     >>> ss.nn.MAB(16)(torch.randn(2, 3, 16), torch.randn(2, 10, 16)).shape
     torch.Size([2, 3, 16])
@@ -137,13 +132,10 @@ class SetTransformer(nn.Module):
     """Set Transformer: (B, N, in_dim) to (B, num_seeds, out_dim).
 
     Args:
-        dim: Width of the blocks.
         heads: Heads of each attention; they must divide dim.
         in_dim: Width of the elements, if it is not dim: a linear layer comes first.
         out_dim: Width of the output, if it is not dim: a linear layer comes last.
-        num_blocks: SABs before the pooling; ISABs if num_inducing is given.
-        num_inducing: Inducing points of the ISABs.
-        num_seeds: Rows of the output.
+        num_blocks: SABs before the pooling; ISABs if num_inducing, the number of their inducing points, is given.
         num_after: SABs after the pooling, in which seeds attend to each other; by default one, and none for a single seed.
         layer_norm: Normalise after each attention and each layer.
         dropout: Dropout before and after the pooling.
@@ -168,10 +160,9 @@ class SetTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.dim, self.in_dim = dim, dim if in_dim is None else in_dim
-        options = (dim, heads) if num_inducing is None else (dim, heads, num_inducing)
-        block = SAB if num_inducing is None else ISAB
+        block = SAB if num_inducing is None else partial(ISAB, num_inducing=num_inducing)
         self.project = nn.Identity() if in_dim in (None, dim) else nn.Linear(self.in_dim, dim)
-        self.before = nn.ModuleList(block(*options, layer_norm=layer_norm) for _ in range(num_blocks))
+        self.before = nn.ModuleList(block(dim, heads, layer_norm=layer_norm) for _ in range(num_blocks))
         self.pool = PMA(dim, heads, num_seeds, layer_norm=layer_norm)
         after = int(num_seeds > 1) if num_after is None else num_after
         self.after = nn.ModuleList(SAB(dim, heads, layer_norm=layer_norm) for _ in range(after))

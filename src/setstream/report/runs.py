@@ -29,11 +29,6 @@ class FinishedRun(SavedRun):
     def metrics(self) -> dict[str, float]:
         return self.result["metrics"]
 
-    def curve(self, metric: str) -> tuple[list[int], list[float]]:
-        """Steps, and the value of a test metric at each."""
-        lines = read_metrics(self.folder, "test") + read_metrics(self.folder, "final")
-        return [line["step"] for line in lines if metric in line], [line[metric] for line in lines if metric in line]
-
     def label(self) -> str:
         """Model, gradient and options: what seeds have in common."""
         options = "".join(f", {name}={value}" for name, value in self.config.model_options.items())
@@ -50,8 +45,7 @@ class FinishedRun(SavedRun):
 
 
 Group = list[FinishedRun]
-#: Column titles, and the function from a group of runs to its cell.
-Columns = dict[str, Callable[[Group], str]]
+Columns = dict[str, Callable[[Group], str]]  #: column titles, and the function from a group of runs to its cell
 Order = Callable[[Group], float] | None
 CONSISTENT: Columns = {"consistent": lambda group: "yes" if group[0].model().encoder.pool.consistent else "no"}
 SEEDS: Columns = {"seeds": lambda group: str(len(group))}
@@ -131,7 +125,8 @@ def curves_figure(runs: Group, name: str, **options: Any) -> Any:
     for number, (label, group) in enumerate(by_label(runs).items()):
         style = {"color": f"C{number % 10}", "linestyle": ["-", "--", ":"][number // 10 % 3]}
         for run in group:
-            axis.plot(*run.curve(name), **style, linewidth=1)
+            tests = [line for kind in ("test", "final") for line in read_metrics(run.folder, kind) if name in line]
+            axis.plot([line["step"] for line in tests], [line[name] for line in tests], **style, linewidth=1)
         axis.plot([], [], **style, label=label)
     axis.set(xlabel="step", **options)
     figure.legend(loc="outside right upper", fontsize=6)
@@ -146,10 +141,7 @@ def add_results(page: Page, runs: Group, columns: Columns, note: str, best: str,
 
 
 def write_report(folders: list[Path], out: Path, figures: Path | None = None, trust: Iterable[str] = ()) -> Group:
-    """Write one self-contained page about all finished runs in or below the folders, and return the runs.
-
-    `figures` is a folder for the page's pictures as separate files; `trust` is explained at `SavedRun`.
-    """
+    """Write a page about all finished runs in or below the folders, its pictures also to `figures`; `trust`: see `SavedRun`."""
     runs = find_runs(folders, trust)
     by_task = group_by(runs, lambda run: run.config.task)
     page = Page("setstream: " + ", ".join(by_task))

@@ -23,9 +23,8 @@ def open_model(
         trust: import paths outside setstream that the folder's config.json may name: a task, a backbone, a builder.
         device: where to move it, as in `choose_device`; None leaves it where it is.
 
-    Example:
-        >>> type(open_model("umbc+set-transformer")).__name__
-        'SetModel'
+    >>> type(open_model("umbc+set-transformer")).__name__
+    'SetModel'
     """
     trusted = tuple(trust or ())
     named: object
@@ -38,10 +37,8 @@ def open_model(
     elif name in pretrained.available():
         named = pretrained(name)
     elif ":" not in name:
-        raise ConfigurationError(
-            f"{name!r} is not a run folder, a saved model or a shipped one ({', '.join(pretrained.available())}); name your "
-            "own model as package.module:name"
-        )
+        known = f"a run folder, a saved model or a shipped one ({', '.join(pretrained.available())})"
+        raise ConfigurationError(f"{name!r} is not {known}; name your own model as package.module:name")
     else:
         named = find(name, "model")
     model = named if isinstance(named, SetModel) else named() if callable(named) else named

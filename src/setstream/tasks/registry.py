@@ -73,6 +73,13 @@ class ShippedModels:
         return SetModel.from_pretrained(self.folder_of(name))
 
 
+def interval_ends(drawn: Mapping[str, Tensor], level: float) -> dict[str, float]:
+    """The ends of bootstrap intervals, `NAME_low` and `NAME_high`, from the values (R,) of R draws."""
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    quantiles = {name: torch.nanquantile(values, ends).tolist() for name, values in drawn.items()}
+    return {f"{name}_{end}": value for name in quantiles for end, value in zip(("low", "high"), quantiles[name], strict=True)}
+
+
 @torch.no_grad()
 def predict_in_chunks(model: SetModel, chunks: Iterable[Tensor]) -> Any:
     """The model's output after all chunks (B, n, ...) of its sets. Models that are not consistent average over the chunks."""

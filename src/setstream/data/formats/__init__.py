@@ -1,9 +1,7 @@
-"""File formats, a module for each. To add one, write its module and add its class to a line below.
+"""File formats, a module for each. To add one, write its module and add its class, with `suffixes`, to a line below.
 
 SOURCES     one set per file: a `FileSource` that opens the file as an array (N, ...)
 TABLES      many sets per file, one row per element: a `TableFile` that reads record batches
-
-A class lists the endings of its files in `suffixes`.
 """
 
 from setstream.data.formats.arrow import ArrowFile

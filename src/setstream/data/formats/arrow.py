@@ -24,18 +24,13 @@ from setstream.data.formats.table import TableFile, batch_rows
 
 MAGIC = b"ARROW1"
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
-# Messages of a stream: each takes some 100 microseconds to check, even with few rows.
-MOST_MESSAGES = 4096
+MOST_MESSAGES = 4096  # messages of a stream: each takes some 100 microseconds to check, even with few rows
 KINDS = {SCHEMA: "schema", DICTIONARY: "dictionary", BATCH: "record batch", 4: "tensor", 5: "sparse tensor"}
-# Files whose framing was checked, with their size and time at that moment.
-_intact: dict[Path, tuple[int, int]] = {}
+_intact: dict[Path, tuple[int, int]] = {}  # files whose framing was checked, with their size and time at that moment
 
 
 def check_stream(data: Any, place: str) -> None:
-    """Raise DataError unless the bytes are a schema, then record batches, at most MOST_MESSAGES in all.
-
-    They need no more memory than the bytes themselves, as there are no dictionaries and no compressed buffers.
-    """
+    """Raise DataError unless the bytes are a schema, then record batches that take no more memory: nothing is compressed."""
     data = memoryview(data).cast("B")
     position = messages = 0
     with reading(f"{place}, as Arrow data"):  # an offset outside the data is an error of struct or numpy
@@ -144,7 +139,7 @@ def _field(data: memoryview, table: int, number: int) -> int | None:
 
 
 class ArrowFile(TableFile):
-    """An Arrow IPC file, memory-mapped. pyarrow may crash on damaged files: the framing is checked before it reads."""
+    """An Arrow IPC file, memory-mapped."""
 
     suffixes = (".arrow", ".feather")
     mapped = True

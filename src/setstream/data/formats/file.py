@@ -4,8 +4,6 @@ A file is opened when it is first read, and again in each worker process. Errors
 cannot refer to other files: HDF5 links, virtual data sets and symbolic links out of a Zarr folder are errors.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import threading
@@ -24,11 +22,9 @@ from torch import Tensor
 from setstream.errors import DataError, SetstreamError
 from setstream.sets.source import Metadata, SetSource
 
-# An array may be this many times larger than its stored bytes; no numbers compress better. Small arrays may be any size.
-LARGEST_RATIO, SMALL_BYTES = 2000, 2**26
-# The least recently used files are closed, so that a dataset of any size stays below the system's limit of open files.
-OPEN_FILES = 64
-_open: OrderedDict[int, weakref.ref[FileSource]] = OrderedDict()
+LARGEST_RATIO, SMALL_BYTES = 2000, 2**26  # an array is at most this many times larger than its stored bytes, or small
+OPEN_FILES = 64  # of more, the least recently used are closed: systems limit how many a process may open
+_open: OrderedDict[int, "weakref.ref[FileSource]"] = OrderedDict()
 _open_lock = threading.Lock()
 
 
@@ -60,8 +56,7 @@ def check_stored(path: Path, declared: int, stored: int) -> None:
 class FileSource(SetSource):
     """A set in one file, opened lazily and once for each process."""
 
-    #: The endings of such files.
-    suffixes: ClassVar[tuple[str, ...]] = ()
+    suffixes: ClassVar[tuple[str, ...]] = ()  #: the endings of such files
     path: Path
 
     def __init__(self, path: str | Path, id: str | None = None, label: Any = None, metadata: Metadata = None) -> None:
@@ -87,8 +82,7 @@ class FileSource(SetSource):
                 _open.pop(id(self), None)
                 _open[id(self)] = weakref.ref(self)
                 while len(_open) > OPEN_FILES:
-                    oldest = _open.popitem(last=False)[1]()
-                    if oldest is not None:
+                    if (oldest := _open.popitem(last=False)[1]()) is not None:
                         oldest.close()
         return array
 
@@ -133,8 +127,6 @@ class FileSource(SetSource):
 class KeyedSource(FileSource):
     """An array in a file that may hold several, by its key."""
 
-    def __init__(
-        self, path: str | Path, key: str = "features", id: str | None = None, label: Any = None, metadata: Metadata = None
-    ) -> None:
-        super().__init__(path, id, label, metadata)
+    def __init__(self, path: str | Path, key: str = "features", id: str | None = None, **about: Any) -> None:
+        super().__init__(path, id, **about)
         self.key = key

@@ -13,10 +13,7 @@ from setstream.errors import DataError
 
 
 class H5Source(KeyedSource):
-    """A data set of an HDF5 file; CLAM's and TRIDENT's `features` unless another key is given.
-
-    TRIDENT's (1, N, D) is read as (N, D); an empty slide, (0, D) or (0,), as a set without elements.
-    """
+    """A data set of an HDF5 file: (N, ...), or TRIDENT's (1, N, D), or that of an empty slide, (0, D) or (0,)."""
 
     suffixes = (".h5", ".hdf5")
 
@@ -26,9 +23,7 @@ class H5Source(KeyedSource):
 
     def coords(self) -> Tensor:
         """The place of each element, (N, 2), if the file has it."""
-        coords = read_h5(self.path, "coords")[0]
-        with reading(self.path):
-            return torch.from_numpy(coords.reshape(-1, 2))
+        return torch.from_numpy(read_h5(self.path, "coords", (-1, 2))[0])
 
 
 class _Squeezed:
@@ -61,8 +56,8 @@ def h5_array(file: Any, key: str, path: Path) -> Any:
     return node
 
 
-def read_h5(path: Path, key: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """All of a small array of an HDF5 file, and its attributes."""
+def read_h5(path: Path, key: str, shape: tuple[int, ...] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    """All of a small array of an HDF5 file, in this shape, and its attributes."""
     with reading(path), need("h5py").File(path, "r") as file:
         array = h5_array(file, key, path)
-        return np.asarray(array), dict(array.attrs)
+        return np.asarray(array).reshape(array.shape if shape is None else shape), dict(array.attrs)

@@ -15,10 +15,7 @@ from setstream.sets.source import Metadata, SetSource
 
 
 def read_image(file: Path) -> Any:
-    """A picture of Pillow in RGB. One beyond Pillow's limit on pixels is an error, and so is one that declares too many.
-
-    A damaged header may declare a thousand times the pixels that the file holds; they would be allocated first.
-    """
+    """A picture of Pillow in RGB; an error before anything is allocated if a (damaged) header declares too many pixels."""
     with reading(file), need("PIL.Image", "report").open(file) as picture:
         check_stored(file, 3 * picture.width * picture.height, file.stat().st_size)
         return picture.convert("RGB")
@@ -46,7 +43,6 @@ class ImageFolderSource(SetSource):
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """(3, H, W), as in the first image."""
         return (3, *read_image(self.files[0]).size[::-1]) if self.files else (3, 0, 0)
 
     def read(self, start: int, stop: int) -> Tensor:

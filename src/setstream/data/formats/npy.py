@@ -17,7 +17,6 @@ class NpySource(FileSource):
         return np.load(self.path, mmap_mode="r", allow_pickle=False)
 
     def range(self, array: Any, start: int, stop: int) -> Any:
-        """Elements of the file, not of the map."""
         start, stop, _ = slice(start, stop).indices(len(array))
         if not array.flags.c_contiguous or not array.size or stop <= start:
             return super().range(array, start, stop)

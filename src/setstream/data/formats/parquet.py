@@ -30,18 +30,11 @@ class ParquetTable(TableFile):
         return int(self.file.metadata.row_group(group).num_rows)
 
     def _batches(self, group: int, columns: list[str]) -> Iterator[Any]:
+        library, kinds = need("pyarrow"), [self.schema.field(name).type for name in columns]
         read = partial(self.file.iter_batches, row_groups=[group], columns=columns, use_threads=False)
-        sizes = [_row_bytes(self.schema.field(name).type) for name in columns]
-        if None in sizes:  # lists of any length: as long as those of the first rows
-            first = next(read(FEWEST_ROWS), None)
-            sizes = [first.nbytes // first.num_rows if first else 1]
-        yield from read(batch_rows(sum(filter(None, sizes)), 1))
-
-
-def _row_bytes(kind: Any) -> int | None:
-    """The bytes of a row of a column of this type, if all have the same; a text counts as its code."""
-    types = need("pyarrow").types
-    if types.is_list(kind) or types.is_large_list(kind):
-        return None
-    value, count = (kind.value_type, kind.list_size) if types.is_fixed_size_list(kind) else (kind, 1)
-    return int(count * value.bit_width // 8) if types.is_primitive(value) else 4 * count
+        if any(library.types.is_list(kind) or library.types.is_large_list(kind) for kind in kinds):
+            first = next(read(FEWEST_ROWS), None)  # rows of any length: all as long as these
+            size, rows = (first.nbytes, first.num_rows) if first else (1, 1)
+        else:
+            size, rows = sum(library.nulls(64, kind).nbytes for kind in kinds), 64
+        yield from read(batch_rows(size, rows))

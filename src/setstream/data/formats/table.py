@@ -12,9 +12,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,24 +25,18 @@ from setstream.data.collection import Ids
 from setstream.data.formats.file import reading
 from setstream.errors import DataError
 
-# Bytes of decoded rows in a batch: large enough that a batch holds many rows of each of some hundred sets.
-BATCH_BYTES = 2**23
+BATCH_BYTES = 2**23  # bytes of decoded rows in a batch: large enough that a batch holds many rows of each of some hundred sets
 FEWEST_ROWS = 1024
-# Bytes of decoded rows that are kept for all sets of a table together; what a tensor takes beside its elements.
-KEPT_BYTES, TENSOR_BYTES = 2**27, 1024
-# Row groups that are open at a time, so that reading can continue.
-OPEN_READERS = 4
-# Some rows of a row group: a range, or any positions in order.
-Rows = range | np.ndarray
+KEPT_BYTES, TENSOR_BYTES = 2**27, 1024  # of decoded rows, kept for all sets of a table; of a tensor, beside its elements
+OPEN_READERS = 4  # row groups that are open at a time, so that reading can continue
+Rows = range | np.ndarray  # some rows of a row group: a range, or any positions in order
 
 
 class TableFile(ABC):
     """One file of a table: its columns, and its row groups some rows at a time. `dictionaries`: columns of text read so."""
 
-    #: The endings of such files.
-    suffixes: ClassVar[tuple[str, ...]]
-    #: Whether decoded rows are in a memory map, which is read-only.
-    mapped: ClassVar[bool] = False
+    suffixes: ClassVar[tuple[str, ...]]  #: the endings of such files
+    mapped: ClassVar[bool] = False  #: whether decoded rows are in a memory map, which is read-only
 
     def __init__(self, path: Path, dictionaries: list[str] | None = None) -> None:
         self.path = path
@@ -69,9 +62,7 @@ class TableFile(ABC):
             for batch in self._batches(group, columns) if group < self.groups else ():
                 yield batch
             if batch is None:
-                arrow = need("pyarrow")
-                empty = [arrow.array([], self.schema.field(name).type) for name in columns]
-                yield arrow.RecordBatch.from_arrays(empty, columns)
+                yield need("pyarrow").RecordBatch.from_pylist([], self.schema).select(columns)
 
 
 def batch_rows(size: int, rows: int) -> int:
@@ -91,10 +82,8 @@ def row_ids(batch: Any, column: str, place: str) -> Ids:
     if len(names) == 1:
         return Ids.all(names[0], len(codes), place)
     if len(set(names)) < len(names) or np.bincount(codes, minlength=len(names)).min(initial=1) == 0:
-        used, codes = np.unique(codes, return_inverse=True)  # a dictionary may hold more than the batch uses, or a name twice
-        numbers: dict[str, int] = {}
-        merged = np.array([numbers.setdefault(names[code], len(numbers)) for code in used], np.int64)
-        return Ids(list(numbers), merged[codes], place)
+        decoded = library.RecordBatch.from_arrays([texts.dictionary_decode()], [column])
+        return row_ids(decoded, column, place)  # a dictionary may hold more than the batch uses, or a name twice
     return Ids(names, codes.astype(np.int64), place)
 
 
@@ -121,8 +110,7 @@ def _numbers(column: Any, name: str, place: str) -> Tensor:
     return values.view(rows, -1) if rows else values.view(0, getattr(column.type, "list_size", 1))
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """One row group (or record batch) of one file, and how many rows it has."""
 
     file: Path

@@ -2,9 +2,8 @@
 
 from setstream.data.slides.folder import camelyon16, camelyon16_labels, find_slides, open_slides, patch_slide, patch_slides
 from setstream.data.slides.grid import Grid, GridOptions, Tissue, cut, find_tissue, read_grid, write_grid
-from setstream.data.slides.overview import heat_map, overview, save_png
 from setstream.data.slides.pyramid import Slide, write_slide
-from setstream.data.slides.source import PatchFolderSource, SlideSource, extract
+from setstream.data.slides.source import PatchFolderSource, SlideSource, extract, heat_map, overview, save_png
 
 __all__ = [
     "Grid", "GridOptions", "PatchFolderSource", "Slide", "SlideSource", "Tissue", "camelyon16", "camelyon16_labels", "cut",

@@ -1,6 +1,4 @@
-"""Many slides of a folder, cut by several processes; files are written atomically.
-
-A slide whose file of patches exists is not cut again: after an interruption, the same command continues.
+"""Many slides of a folder, cut by several processes; a slide whose file of patches exists is not cut again.
 
 Camelyon16: lymph nodes with and without metastases.
 
@@ -8,8 +6,6 @@ Camelyon16: lymph nodes with and without metastases.
     training/tumor/tumor_001.tif ...           label 1, by its name
     testing/images/test_001.tif ...            label from testing/reference.csv: test_001,Tumor,IDC,Macro
     features_<backbone>/<slide>.h5             or features of them all in one folder
-
-The paper trains on the 270 slides of training/ (110 with a tumour, appendix) and reports on the 129 of testing/ (49).
 """
 
 import csv
@@ -26,25 +22,19 @@ from setstream.data.dataset import SetDataset
 from setstream.data.formats import SOURCE_OF
 from setstream.data.formats.file import existing
 from setstream.data.slides.grid import GridOptions, cut, read_grid, write_grid
-from setstream.data.slides.overview import overview, save_png
 from setstream.data.slides.pyramid import SUFFIXES, Slide
-from setstream.data.slides.source import SlideSource, extract
+from setstream.data.slides.source import SlideSource, extract, overview, save_png
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-#: Slides of each split in the paper.
-PAPER = {"train": 270, "test": 129}
+PAPER = {"train": 270, "test": 129}  #: slides of each split in the paper, 110 and 49 of them with a tumour
 REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
 LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
-#: Words in the names of .tif files, or of their folders, that are masks and not slides.
-MASKS = ("mask", "annotation", "evaluation")
+MASKS = ("mask", "annotation", "evaluation")  #: words in the names of .tif files, or of folders, that are not slides
 
 
 def find_slides(path: str | Path, without: Sequence[str] = ()) -> list[Path]:
-    """The slides at a path: a file, or all in a folder and its folders, by name.
-
-    Files with a word of `without` in their name, or in the name of a folder inside, are left out, such as masks.
-    """
+    """The slides at a path, a file or a folder with its folders, by name; none with a word of `without` in a name inside."""
     path = existing(path)
     inside = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     files = [file for file in inside if not any(word in str(file.relative_to(path)).lower() for word in without)]
@@ -86,10 +76,9 @@ def patch_slides(
     images: bool = False,
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[Path, int | None]]:
-    """Cut slides, `workers` at a time; yields each when it is done, with the number of its patches.
+    """Cut slides, `workers` at a time; yields each with the number of its patches, which are also written as `images`.
 
-    Patches are written as images, too, on request (`images`). `on_bad` is called with what is wrong with a slide, which is then
-    left out (None patches); without it, that is an error.
+    `on_bad` is called with what is wrong with a slide, which is then left out (None patches); without it, that is an error.
     """
     options, out = options or GridOptions(), Path(out)
     if workers < 1:
@@ -142,9 +131,8 @@ def read_reference(path: Path) -> dict[str, int]:
 def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[str, tuple[str, int]]:
     """The split and the label of each slide, by its name: `normal_*`, `tumor_*` or `test_*`.
 
-    Example:
-        >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
-        {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
+    >>> camelyon16_labels(["tumor_004", "test_001"], {"test_001": 0})
+    {'tumor_004': ('train', 1), 'test_001': ('test', 0)}
     """
     labels: dict[str, tuple[str, int]] = {}
     for name in names:
@@ -163,10 +151,8 @@ def camelyon16(
     """Camelyon16 as {"train": ..., "test": ...}, labels 0 and 1: patches straight from the slides, or features of them.
 
     Args:
-        root: The folder with training/ and testing/.
         features: A folder of feature files, named as the slides; the slides themselves are not needed then.
         whole: Whether all of the paper's 270 and 129 slides must exist.
-        options: How slides are cut (`GridOptions`).
     """
     root = Path(root)
     sources: list[SetSource]

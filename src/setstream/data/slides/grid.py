@@ -18,6 +18,7 @@ Files are in TRIDENT's layout; CLAM's coordinates are read, too:
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,35 +31,22 @@ from setstream.data.formats.hdf5 import read_h5
 from setstream.data.slides.pyramid import Slide
 from setstream.errors import ConfigurationError, DataError
 
-#: Pixels along a side of a patch, at any level: a file with more is damaged.
-LARGEST_PATCH = 2**14
-#: The longest side of the picture that is analysed, and the side of a patch in it that is enough.
-LONGEST, ENOUGH = 4096, 16
-#: Saturations below this are glass, for any Otsu threshold: an empty slide has no two classes.
-GLASS = 0.03
-#: Specks smaller than this share of a patch are dropped, holes smaller than that are filled.
-SPECK, HOLE = 0.25, 1.0
+LARGEST_PATCH = 2**14  #: pixels along a side of a patch, at any level: a file with more is damaged
+LONGEST, ENOUGH = 4096, 16  #: the longest side of the picture that is analysed, and the side of a patch in it that is enough
+GLASS = 0.03  #: saturations below this are glass, for any Otsu threshold: an empty slide has no two classes
+SPECK, HOLE = 0.25, 1.0  #: specks smaller than this share of a patch are dropped, holes smaller than that are filled
 
 
 @dataclass(frozen=True)
 class GridOptions:
-    """How a slide is cut.
+    """How a slide is cut."""
 
-    Args:
-        magnification: Magnification of the patches.
-        patch_size: Their side, in pixels at that magnification.
-        overlap: Overlap of neighbours, in the same pixels.
-        min_tissue: The share of tissue that a patch must have.
-        threshold: Threshold of the saturation; Otsu's unless given.
-        level0_magnification: Magnification of the scan, if the file does not give it.
-    """
-
-    magnification: float = 20.0
-    patch_size: int = 256
-    overlap: int = 0
-    min_tissue: float = 0.25
-    threshold: float | None = None
-    level0_magnification: float | None = None
+    magnification: float = 20.0  #: of the patches
+    patch_size: int = 256  #: their side, in pixels at that magnification
+    overlap: int = 0  #: of neighbours, in the same pixels
+    min_tissue: float = 0.25  #: the share of tissue that a patch must have
+    threshold: float | None = None  #: of the saturation; Otsu's unless given
+    level0_magnification: float | None = None  #: of the scan, if the file does not give it
 
     def __post_init__(self) -> None:
         if self.patch_size < 1:
@@ -72,9 +60,8 @@ class GridOptions:
     def folder(self) -> str:
         """The name of the folder of such patches.
 
-        Example:
-            >>> GridOptions().folder
-            '20x_256px_0px_overlap'
+        >>> GridOptions().folder
+        '20x_256px_0px_overlap'
         """
         return f"{self.magnification:g}x_{self.patch_size}px_{self.overlap}px_overlap"
 
@@ -111,29 +98,16 @@ class Tissue:
     threshold: float
 
     def share(self, coords: np.ndarray, extent: int) -> np.ndarray:
-        """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: by its integral image.
+        """The share of tissue in each square of `extent` at coords (N, 2), exact for the mask: its integral image is bilinear.
 
-        Example:
-            >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
-            >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
-            array([1. , 0.5, 1. ])
+        >>> tissue = Tissue(np.array([[True, False], [True, True]]), 10.0, 0.1)
+        >>> tissue.share(np.array([[0, 0], [5, 0], [0, 10]]), 10)
+        array([1. , 0.5, 1. ])
         """
-        corner = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-        low, high = coords / self.downsample, (coords + extent) / self.downsample
-        (x0, y0), (x1, y1) = low.T, high.T
-        inside = _between(corner, x1, y1) - _between(corner, x0, y1) - _between(corner, x1, y0) + _between(corner, x0, y0)
-        return inside / (extent / self.downsample) ** 2
-
-
-def _between(corner: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The integral image between its pixels: bilinear, which is exact for constant pixels."""
-    height, width = (length - 1 for length in corner.shape)
-    x, y = x.clip(0, width), y.clip(0, height)
-    left, top = np.minimum(x.astype(np.int64), max(width - 1, 0)), np.minimum(y.astype(np.int64), max(height - 1, 0))
-    across, down = x - left, y - top
-    upper = corner[top, left] * (1 - across) + corner[top, left + 1] * across
-    lower = corner[top + 1, left] * (1 - across) + corner[top + 1, left + 1] * across
-    return upper * (1 - down) + lower * down
+        integral = np.pad(self.mask.astype(np.float64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+        (x0, y0), (x1, y1) = coords.T / self.downsample, (coords.T + extent) / self.downsample
+        at = partial(need("scipy.ndimage", "slides").map_coordinates, integral, order=1, mode="nearest")  # bilinear
+        return (at([y1, x1]) - at([y1, x0]) - at([y0, x1]) + at([y0, x0])) / (extent / self.downsample) ** 2
 
 
 def find_tissue(slide: Slide, extent: int, threshold: float | None = None) -> Tissue:
@@ -181,7 +155,7 @@ def write_grid(path: Path, grid: Grid) -> None:
 def read_grid(path: str | Path) -> Grid:
     """The patches of a slide from a file of coordinates or features, in TRIDENT's layout or CLAM's."""
     path = existing(path)
-    coords, attributes = read_h5(path, "coords")
+    coords, attributes = read_h5(path, "coords", (-1, 2))
     with reading(path):
         size, extent = attributes.get("patch_size"), attributes.get("patch_size_level0")
         if extent is None and size is not None and "downsample" in attributes:  # CLAM: pixels of a level, and its downsample
@@ -196,4 +170,4 @@ def read_grid(path: str | Path) -> Grid:
         target = float(attributes.get("target_magnification", scanned * size / extent))
         overlap, width, height = (int(attributes.get(key, 0)) for key in ("overlap", "level0_width", "level0_height"))
         name = str(attributes.get("name", path.stem.removesuffix("_patches")))
-        return Grid(coords.reshape(-1, 2).astype(np.int64), size, extent, scanned, target, overlap, name, width, height)
+        return Grid(coords.astype(np.int64), size, extent, scanned, target, overlap, name, width, height)

@@ -5,9 +5,8 @@
     a patch of s pixels at m:         s m_0 / m pixels of level 0, read from the coarsest level that is at least as fine as m
     a smaller picture:                new_i = 1/(e_{i+1} - e_i) ∫_{e_i}^{e_{i+1}} old(t) dt     e: edges of new pixels, in old
 
-Resizing takes the mean over the area of each pixel, which is how pyramids are made: a patch that has to be made smaller is the
-patch that the missing level would have had. One axis after the other, by differences of the integral, which is linear between
-whole pixels: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
+Resizing takes the mean over the area of each pixel, as pyramids are made; one axis after the other, by differences of the
+integral: exact for any ratio, where the box filters of imaging libraries are exact for whole ratios only.
 """
 
 import math
@@ -20,19 +19,14 @@ import numpy as np
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.formats.file import existing
+from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError, ShapeError
 
-#: Objectives that scanners have. A scale of 0.243 µm per pixel is a 40x scan, not a 41.15x one.
-OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)
-#: Downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal.
-TOLERANCE = 0.01
-#: Micrometres per pixel at 1x.
-MICROMETRES = 10.0
-#: Rows of the level that a thumbnail is made from are read in bands of about this many pixels.
-BAND_PIXELS = 1_000_000
-#: Files that OpenSlide opens, by their ending.
-SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")
+OBJECTIVES = (1.25, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 80.0)  #: of scanners: 0.243 µm per pixel is 40x, not 41.15x
+TOLERANCE = 0.01  #: downsamples of levels are ratios of rounded sizes (4.0003): up to this share they count as equal
+MICROMETRES = 10.0  #: micrometres per pixel at 1x
+BAND_PIXELS = 1_000_000  #: rows of the level that a thumbnail is made from are read in bands of about this many pixels
+SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".svslide", ".bif", ".vms", ".vmu")  #: that OpenSlide opens
 
 
 def magnification_of(properties: Mapping[str, str]) -> float | None:
@@ -76,25 +70,16 @@ def shrink(picture: np.ndarray, vertical: np.ndarray, horizontal: np.ndarray) ->
 
 
 class Slide(AbstractContextManager["Slide"]):
-    """A slide that is open. Reading is safe from several threads; after a fork, open it anew.
-
-    Args:
-        path: The file.
-        magnification: Magnification of level 0, if it is missing or wrong in the file.
-    """
+    """An open slide, for all threads of a process. `magnification`: of level 0, if it is missing or wrong in the file."""
 
     def __init__(self, path: str | Path, magnification: float | None = None) -> None:
         self.path = existing(path)
-        openslide = need("openslide", "slides")
-        try:
-            self._slide = openslide.OpenSlide(str(self.path))
-        except (openslide.OpenSlideError, OSError) as error:
-            raise DataError(f"{self.path}: OpenSlide cannot open it, it may be truncated or not a slide: {error}") from error
+        with reading(self.path):
+            self._slide = need("openslide", "slides").OpenSlide(str(self.path))
         if magnification is not None and not 0 < magnification < math.inf:
             raise ConfigurationError(f"a magnification must be positive, like 20 or 40; got {magnification}")
         self._magnification = magnification or magnification_of(self._slide.properties)
-        #: Width and height of level 0, and the downsample of each level.
-        self.size: tuple[int, int] = self._slide.dimensions
+        self.size: tuple[int, int] = self._slide.dimensions  #: width and height of level 0
         self.downsamples = tuple(float(factor) for factor in self._slide.level_downsamples)
         self._background = "#" + self._slide.properties.get("openslide.background-color", "ffffff")
 
@@ -102,10 +87,8 @@ class Slide(AbstractContextManager["Slide"]):
     def magnification(self) -> float:
         """The magnification of level 0."""
         if self._magnification is None:
-            raise DataError(
-                f"{self.path}: has neither an objective power nor a pixel size, so its magnification is unknown. Give the "
-                "magnification it was scanned at: --level0-magnification 40, or level0_magnification=40"
-            )
+            options = "--level0-magnification 40, or level0_magnification=40"
+            raise DataError(f"{self.path}: has neither an objective power nor a pixel size: give its magnification, {options}")
         return self._magnification
 
     def extent(self, patch_size: int, magnification: float) -> int:
@@ -152,11 +135,8 @@ class Slide(AbstractContextManager["Slide"]):
 
     def _region(self, x: int, y: int, level: int, width: int, height: int) -> Any:
         """An RGB image of a level; areas that were not scanned have the background's colour."""
-        try:
+        with reading(f"{self.path}: {width} x {height} pixels at ({x}, {y}) of level {level}"):
             region = self._slide.read_region((int(x), int(y)), level, (width, height))
-        except (need("openslide", "slides").OpenSlideError, OSError) as error:
-            place = f"{width} x {height} pixels at ({x}, {y}) of level {level}"
-            raise DataError(f"{self.path}: {place} cannot be read: {error}") from error
         plain = need("PIL.Image", "slides").new("RGB", region.size, self._background)
         plain.paste(region, mask=region.getchannel("A"))
         return plain
@@ -174,7 +154,6 @@ def write_slide(
     """Write a picture as a slide: a tiled pyramid that OpenSlide opens, each level half the one before.
 
     Args:
-        picture: (H, W, 3) bytes.
         magnification: Magnification of the first level; None leaves it out of the file.
         levels: How many; 0 stands for as many as it takes to get below 512 pixels.
         compression: "jpeg" (small) or "deflate" (exact).
@@ -184,8 +163,7 @@ def write_slide(
     if compression not in ("jpeg", "deflate"):
         raise ConfigurationError(f"compression is jpeg or deflate; got {compression!r}")
     path, tifffile = Path(path), need("tifffile", "slides")
-    # The resolution tags count pixels in a centimetre.
-    scale = {} if magnification is None else {"resolution": (1e4 * magnification / MICROMETRES,) * 2, "resolutionunit": 3}
+    scale = {} if magnification is None else {"resolution": (1e4 * magnification / MICROMETRES,) * 2, "resolutionunit": 3}  # cm
     wanted = levels or max(1, int(np.ceil(np.log2(max(picture.shape[:2]) / 512))) + 1)
     options: dict[str, Any] = {"tile": (256, 256), "photometric": "rgb", "compression": compression}
     options |= {"compressionargs": {"level": 90}} if compression == "jpeg" else {}

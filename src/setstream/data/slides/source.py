@@ -1,10 +1,12 @@
-"""Patches as a set: read directly from the slide, without extracting them; or from a folder of extracted ones.
+"""Patches as a set, read directly from the slide or from a folder of extracted ones; and in pictures of the slide.
 
 source = SlideSource("a.svs")                           cut on first use: tissue, grid, 20x, 256 pixels
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
 z = ss.encode(encoder, source, chunk_size=256)          elements (3, 256, 256), floats in [0, 1]
+picture = heat_map(slide, grid, values)                 a value for each patch; a patch is a whole number of pixels: no seams
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,18 @@ from torch import Tensor
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.formats.file import FileSource
+from setstream.data.formats.file import FileSource, reading
 from setstream.data.formats.images import ImageFolderSource
-from setstream.data.slides.grid import Grid, GridOptions, cut, read_grid
+from setstream.data.slides.grid import Grid, GridOptions, Tissue, cut, read_grid
 from setstream.data.slides.pyramid import Slide
-from setstream.errors import ConfigurationError, DataError, ShapeError
+from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.source import Metadata
+
+LONGEST = 1600
+TISSUE, PATCHES = (0, 140, 60), (30, 70, 220)
+COLOURS = np.array([(48, 18, 130), (40, 120, 240), (60, 210, 130), (245, 215, 50), (200, 20, 10)], float)  #: blue to red
+OPACITY = 0.6  #: how much of a heat map's colour covers the slide
+BLOCK = 2**18  #: pixels that are coloured at a time
 
 
 def as_floats(patches: Tensor) -> Tensor:
@@ -45,14 +53,11 @@ class SlideSource(FileSource):
     """The patches of a slide as a set of (3, S, S) elements, floats in [0, 1] or, with raw=True, bytes.
 
     Args:
-        path: The slide; the name of the set is the file's, unless `id` is given.
         grid: A `Grid`, or the file of one; the slide is cut with `options` on first use unless given.
-        raw: Whether elements are bytes.
         options: How to cut, as in `GridOptions`: magnification, patch_size, min_tissue, ...
     """
 
-    #: Endings by which `ss.data.open` recognises slides. Pyramids in .tif look like images: use `open_slides`.
-    suffixes = (".svs", ".ndpi", ".mrxs", ".scn")
+    suffixes = (".svs", ".ndpi", ".mrxs", ".scn")  #: for `ss.data.open`; .tif may be any image: use `open_slides`
 
     def __init__(
         self,
@@ -125,11 +130,9 @@ class PatchFolderSource(ImageFolderSource):
 
     def coords(self) -> Tensor:
         """The position of each element, (N, 2)."""
-        parts = [file.stem.split("_") for file in self.files]
-        try:
+        parts = (file.stem.split("_") for file in self.files)
+        with reading(f"{self.path}: patches are named <y>_<x>.png"):
             return torch.tensor([[int(x), int(y)] for y, x in parts], dtype=torch.int64).view(-1, 2)
-        except ValueError as error:
-            raise DataError(f"{self.path}: patches are named <y>_<x>.png; {error}") from error
 
 
 def extract(source: SlideSource, folder: Path) -> None:
@@ -144,3 +147,66 @@ def extract(source: SlideSource, folder: Path) -> None:
             for patch in pixels.permute(0, 2, 3, 1).numpy():
                 x, y = next(coords)
                 image.fromarray(patch).save(hidden / f"{y:0{digits}d}_{x:0{digits}d}.png")
+
+
+def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:
+    """A picture of about LONGEST pixels in which a patch has a whole number of pixels, and its downsample."""
+    side = max(1, round(grid.patch_size_level0 * LONGEST / max(slide.size)))
+    downsample = max(1.0, grid.patch_size_level0 / side)
+    return slide.thumbnail(downsample), downsample
+
+
+def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
+    """For each pixel of a patch: is it at the edge, the patches with it inside a picture, its places in the flat picture."""
+    side = max(1, round(grid.patch_size_level0 / downsample))
+    left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
+    height, width = shape
+    for row, column in np.ndindex(side, side):
+        inside = (left + column < width) & (top + row < height)
+        edge = row in (0, side - 1) or column in (0, side - 1)
+        yield edge, inside.nonzero()[0], ((top + row) * width + left + column)[inside]
+
+
+def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
+    """The slide with the edge of its tissue and the edges of its patches: (h, w, 3) bytes."""
+    picture, downsample = thumbnail_for(slide, grid)
+    height, width = picture.shape[:2]
+    places = ((np.arange(length) + 0.5) * downsample / tissue.downsample for length in (height, width))
+    nearest = (np.minimum(place.astype(np.int64), size - 1) for place, size in zip(places, tissue.mask.shape, strict=True))
+    flat = picture.reshape(-1, 3)
+    for edge, _, pixels in pixels_of(grid, downsample, (height, width)):
+        if edge:
+            flat[pixels] = PATCHES
+    picture[need("skimage.segmentation", "slides").find_boundaries(tissue.mask[np.ix_(*nearest)], mode="inner")] = TISSUE
+    return picture
+
+
+def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
+    """The slide under the values (N,) of its patches: (h, w, 3) bytes, from blue (their 1% quantile) to red (their 99%)."""
+    if np.shape(values) != (len(grid),):
+        raise ShapeError(f"{grid.name} has {len(grid)} patches and needs a value for each; got {np.shape(values)} values")
+    picture, downsample = thumbnail_for(slide, grid)
+    if not len(grid):
+        return picture
+    low, high = np.quantile(values, [0.01, 0.99])
+    if high <= low:
+        low, high = float(np.min(values)), float(np.max(values))
+    scaled = (np.asarray(values, np.float64) - low) / (high - low if high > low else 1.0)
+    size = picture.shape[0] * picture.shape[1]
+    total, count = np.zeros(size), np.zeros(size)
+    for _, patches, pixels in pixels_of(grid, downsample, (picture.shape[0], picture.shape[1])):
+        total += np.bincount(pixels, scaled[patches], size)
+        count += np.bincount(pixels, minlength=size)
+    flat, steps = picture.reshape(-1, 3).copy(), np.linspace(0.0, 1.0, len(COLOURS))
+    for start in range(0, size, BLOCK):
+        seen = start + np.flatnonzero(count[start : start + BLOCK])
+        below, values = flat[seen].astype(np.float64), total[seen] / count[seen]
+        colours = np.stack([np.interp(values, steps, channel) for channel in COLOURS.T], axis=-1)
+        flat[seen] = (below + OPACITY * (colours - below)).round().astype(np.uint8)
+    return flat.reshape(picture.shape)
+
+
+def save_png(path: Path, picture: np.ndarray) -> None:
+    """Write a picture atomically."""
+    with whole_or_nothing(path) as hidden:
+        need("PIL.Image", "slides").fromarray(picture).save(hidden, compress_level=3)

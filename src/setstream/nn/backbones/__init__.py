@@ -28,11 +28,8 @@ def backbone(name: str, weights: str | Path | None = None, **options: Any) -> nn
     images (n, 3, H, W) as they come: bytes, or floats in [0, 1].
 
     Args:
-        name: Name of the backbone.
         weights: A file, or the weights of a run whose model starts with this backbone (its model.safetensors), or a name that
-            the backbone knows (efficientnet-lite0: "imagenet"); None: random. Not read again when a saved model is opened:
-            the weights of built-in backbones then come from its folder.
-        options: Options of the backbone.
+            the backbone knows (efficientnet-lite0: "imagenet"); None: random. Not read again when a saved model is opened.
     """
     if follows_file() and name in BACKBONES:
         weights = None

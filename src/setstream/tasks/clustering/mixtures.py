@@ -18,8 +18,7 @@ from setstream.errors import ConfigurationError
 from setstream.gradients.streamed_loss import streamed_loss
 
 SCALES = {"released": (0.1, 0.6), "text": (0.3, 0.6)}
-# Sets larger than this have their likelihood streamed, in chunks of this size.
-STREAMED_FROM = 16_384
+STREAMED_FROM = 16_384  # sets larger than this have their likelihood streamed, in chunks of this size
 
 
 def log_likelihood(logits: Tensor, means: Tensor, scales: Tensor, x: Tensor) -> Tensor:

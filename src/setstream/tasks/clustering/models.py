@@ -26,8 +26,7 @@ from setstream.tasks.registry import RenamedModels, ShippedModels, variants
 
 WIDTH, HEADS = 128, 4
 EM = {"heads": 1, "components": 5}
-# Scales are softplus(raw) + this: far below the smallest scale in the data, and never zero.
-SMALLEST_SCALE = 1e-2
+SMALLEST_SCALE = 1e-2  # scales are softplus(raw) + this: far below the smallest scale in the data, and never zero
 
 
 class MixtureHead(nn.Module):
@@ -41,8 +40,7 @@ class MixtureHead(nn.Module):
 
     def forward(self, z: Tensor) -> DiagonalMixture:
         rows = self.out(self.body(z))
-        if not self.per_slot:
-            rows = rows.unflatten(-1, (self.clusters, -1))
+        rows = rows if self.per_slot else rows.unflatten(-1, (self.clusters, -1))
         logits, means, scales = rows.split([1, self.dim, self.dim], dim=-1)
         return DiagonalMixture(logits.squeeze(-1), means, self.scales(scales))
 
@@ -52,15 +50,11 @@ class MixtureHead(nn.Module):
 
 
 class FourierFeatures(nn.Module):
-    """[x, sin(x F), cos(x F)] with learned frequencies F: (M, dim) to (M, dim + 2 count).
+    """[x, sin(x F), cos(x F)], F learned: (M, dim) to (M, dim + 2 count). The mean is the empirical characteristic function."""
 
-    Their mean over a set is its empirical characteristic function, which distinguishes mixtures at every scale; a plain network
-    learns coarse shapes long before fine ones.
-    """
-
-    def __init__(self, dim: int, count: int, scale: float) -> None:
+    def __init__(self, dim: int, count: int) -> None:
         super().__init__()
-        self.frequencies = nn.Parameter(torch.randn(dim, count) * scale)
+        self.frequencies = nn.Parameter(torch.randn(dim, count) * 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         angles = x @ self.frequencies
@@ -74,8 +68,7 @@ Parts = tuple[Pool, nn.Module, bool]
 def clustering_model(parts: Callable[..., Parts], clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
     """A model of the paper with the pool and the body of `parts(clusters, **options)`."""
     pool, body, per_slot = parts(clusters, **options)
-    phi = mlp([dim, WIDTH])
-    return SetModel(SetEncoder(phi, pool), MixtureHead(body, WIDTH, clusters, dim, per_slot=per_slot))
+    return SetModel(SetEncoder(mlp([dim, WIDTH]), pool), MixtureHead(body, WIDTH, clusters, dim, per_slot=per_slot))
 
 
 def umbc_pool(num_slots: int, width: int = WIDTH, heads: int = HEADS, **options: Any) -> UMBC:
@@ -137,21 +130,12 @@ def umbc_set_transformer(clusters: int, **options: Any) -> Parts:
 
 
 def umbc_fourier(
-    clusters: int = 4,
-    dim: int = 2,
-    num_slots: int = 16,
-    width: int = WIDTH,
-    phi_layers: int = 2,
-    frequencies: int = 64,
-    frequency_scale: float = 0.5,
-    sabs: int = 2,
-    slots: str = "learned",
-    heads: int = HEADS,
+    clusters: int = 4, dim: int = 2, num_slots: int = 16, width: int = 128, frequencies: int = 64, sabs: int = 2, heads: int = 4
 ) -> SetModel:
     """Fourier features, a deeper phi, UMBC with more slots, SABs with layer norm, PMA with a seed per component."""
-    features = [FourierFeatures(dim, frequencies, frequency_scale)] if frequencies else []
-    phi = nn.Sequential(*features, mlp([dim + 2 * frequencies, *[width] * phi_layers]))
-    pool = umbc_pool(num_slots, width, heads, slots=slots)
+    features = [FourierFeatures(dim, frequencies)] if frequencies else []
+    phi = nn.Sequential(*features, mlp([dim + 2 * frequencies, width, width]))
+    pool = umbc_pool(num_slots, width, heads, slots="learned")
     blocks = [SAB(width, heads, layer_norm=True) for _ in range(sabs)]
     body = nn.Sequential(*blocks, PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
     return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=True))

@@ -17,8 +17,7 @@ Attention blocks have another form than those of `setstream.nn`:
 
     MAB(X, Y) = LN(H + ReLU(H Wo)),   H = LN(Q + Attend(Q, Y Wk, Y Wv)),   Q = X Wq          LN optional
 
-The residual connection takes the *projected* queries, and attention has no output projection, so X and Y may have other widths
-than the result.
+The residual connection takes the *projected* queries, and attention has no output projection: widths of X and Y are free.
 """
 
 from collections import OrderedDict
@@ -38,14 +37,12 @@ from setstream.tasks.clustering import models as text
 from setstream.tasks.clustering.models import HEADS, WIDTH, Masked, MixtureHead, Parts, umbc_pool
 from setstream.tasks.registry import variants
 
-SMALLEST_VARIANCE = 1e-2
-
 
 class VarianceHead(MixtureHead):
     """A `MixtureHead` whose third output is a variance."""
 
     def scales(self, raw: Tensor) -> Tensor:
-        return F.softplus(raw).clamp(min=SMALLEST_VARIANCE).sqrt()
+        return F.softplus(raw).clamp(min=1e-2).sqrt()
 
 
 class MAB(nn.Module):

@@ -16,15 +16,12 @@ from torch.distributions import Normal
 from setstream.gradients.streamed_loss import streamed_loss
 from setstream.nn.mlp import mlp
 
-# With more places than this, the loss is streamed.
-STREAMED_FROM = 16_384
+STREAMED_FROM = 16_384  # with more places than this, the loss is streamed
+SMALLEST_SCALE = 0.1  # σ₀, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour
 
 
 class Waves(nn.Module):
-    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p: (..., n) to (..., 4 count + n).
-
-    Layers on plain places are smooth functions of them: large images need the waves for their details.
-    """
+    """Prepends sin 2^i πp and cos 2^i πp for i < count to rows that begin with a place p: (..., n) to (..., 4 count + n)."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -39,9 +36,9 @@ class Waves(nn.Module):
 class GaussianDecoder(nn.Module, ABC):
     """Encodings of sets (B, ...), and places (B, T, 2), to means and scales (B, T, channels)."""
 
-    def __init__(self, channels: int, smallest_scale: float) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.channels, self.smallest_scale = channels, smallest_scale
+        self.channels = channels
 
     @abstractmethod
     def raw(self, read: Tensor, places: Tensor) -> Tensor:
@@ -49,14 +46,14 @@ class GaussianDecoder(nn.Module, ABC):
 
     def forward(self, read: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = self.raw(read, places).chunk(2, dim=-1)
-        return mean, self.smallest_scale + (1 - self.smallest_scale) * F.softplus(raw)
+        return mean, SMALLEST_SCALE + (1 - SMALLEST_SCALE) * F.softplus(raw)
 
 
 class Decoder(GaussianDecoder):
     """r and a place to mean and scale of each channel: five layers, as in the paper's appendix."""
 
-    def __init__(self, width: int, channels: int, smallest_scale: float, waves: int = 0) -> None:
-        super().__init__(channels, smallest_scale)
+    def __init__(self, width: int, channels: int, waves: int = 0) -> None:
+        super().__init__(channels)
         self.waves = Waves(waves)
         self.first = nn.Linear(width + 2 + 4 * waves, width)
         self.rest = nn.Sequential(nn.ReLU(), mlp([width] * 4), nn.Linear(width, 2 * channels))

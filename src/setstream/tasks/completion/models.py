@@ -3,11 +3,9 @@
     (place, colour) --four layers of 128--> features --pool--> z --body--> r (128,) --decoder at p--> mean and scale of a colour
 
 The paper's models share phi and the decoder and differ in the pool and its body. Set functions that need their whole input are
-wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `waves` is for large images: see field.Waves.
-
+wrapped in `ChunkMean`: they average over chunks, as in the paper's tests. `waves` (field.Waves) are for large images.
 `init` is the initialisation of phi and the decoder, which the paper does not give: torch's default ("torch"), with which
 features shrink from layer to layer, or He's ("he"), which keeps their size. Slots that see nearly equal features learn slowly.
-`smallest_scale`, as in conditional neural processes: no predicted deviation is below a tenth of the range of a colour.
 
 `umbc+anchors`: slots initialised as places of the image; each attends to its surroundings, each place to the slots near it.
 
@@ -20,10 +18,7 @@ features shrink from layer to layer, or He's ("he"), which keeps their size. Slo
 
 ⟨γ(a), γ(p)⟩ = Σ_i cos 2^i π(a - p), for x and for y, is largest at p = a; its exponential is a product of bumps around the
 anchor, wide in the first head and narrow in the last. This is the initialisation only: anchors and projections, and with them
-the sizes s_h, are learned.
-
-The paper's single vector per image limits the detail of large images; with slots, capacity grows with their number. It is still
-UMBC: pixels come in any chunks and can be removed.
+the sizes s_h, are learned. Capacity grows with the number of slots, where the paper's single vector per image limits it.
 """
 
 from collections.abc import Callable
@@ -43,29 +38,19 @@ from setstream.pools.base import Pool
 from setstream.tasks.completion.field import Decoder, FieldHead, GaussianDecoder, Waves
 from setstream.tasks.registry import Builder, ShippedModels, variants
 
-# As in the paper's appendix.
-WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4
-# s_h of the first and of the last head; it grows by a constant factor from head to head.
-WIDEST, NARROWEST = 0.25, 2.0
-# width, options of the pool -> the pool, and the body after it
-Parts = tuple[Pool, nn.Module]
+WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4  # as in the paper's appendix
+WIDEST, NARROWEST = 0.25, 2.0  # s_h of the first and of the last head; it grows by a constant factor from head to head
+Parts = tuple[Pool, nn.Module]  # width, options of the pool -> the pool, and the body after it
 
 
 def completion_model(
-    parts: Callable[..., Parts],
-    channels: int = 3,
-    width: int = WIDTH,
-    smallest_scale: float = 0.1,
-    waves: int = 0,
-    init: str = "torch",
-    **options: Any,
+    parts: Callable[..., Parts], channels: int = 3, width: int = WIDTH, waves: int = 0, init: str = "torch", **options: Any
 ) -> SetModel:
     """A model of the paper with the pool and the body of `parts(width, **options)`."""
     pool, body = parts(width, **options)
     layers = mlp([2 + 4 * waves + channels, *[width] * LAYERS])
-    decoder = Decoder(width, channels, smallest_scale, waves)
-    for module in (layers, decoder):
-        initialise(module, init)
+    decoder = Decoder(width, channels, waves)
+    initialise(nn.ModuleList([layers, decoder]), init)
     encoder = SetEncoder(nn.Sequential(Waves(waves), layers) if waves else layers, pool)
     return SetModel(encoder, FieldHead(body, decoder))
 
@@ -136,8 +121,8 @@ class AnchoredFeatures(nn.Module):
 class AnchoredDecoder(GaussianDecoder):
     """Rows (B, K, width), one per anchor, and places (B, T, 2) to mean and scale of each channel."""
 
-    def __init__(self, anchors: Tensor, waves: int, width: int, heads: int, channels: int, smallest_scale: float) -> None:
-        super().__init__(channels, smallest_scale)
+    def __init__(self, anchors: Tensor, waves: int, width: int, heads: int, channels: int) -> None:
+        super().__init__(channels)
         self.waves, self.heads = Waves(waves), heads
         count = 4 * waves
         self.anchors = nn.Parameter(self.waves(anchors)[:, :count].clone())
@@ -157,9 +142,7 @@ class AnchoredDecoder(GaussianDecoder):
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def umbc_anchors(
-    channels: int = 3, width: int = WIDTH, smallest_scale: float = 0.1, waves: int = 4, init: str = "he", num_slots: int = SLOTS
-) -> SetModel:
+def umbc_anchors(channels: int = 3, width: int = WIDTH, waves: int = 4, init: str = "he", num_slots: int = SLOTS) -> SetModel:
     """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it."""
     if not 1 <= waves <= width // HEADS // 4:
         raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")
@@ -168,9 +151,8 @@ def umbc_anchors(
     with torch.no_grad():
         pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
     begin_near(pool.query, pool.key, head_sizes(HEADS), used)
-    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels, smallest_scale)
-    for module in (features, decoder.rest):  # not the decoder's attention
-        initialise(module, init)
+    decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels)
+    initialise(nn.ModuleList([features, decoder.rest]), init)  # not the decoder's attention
     body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
     return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
 

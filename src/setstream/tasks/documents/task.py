@@ -19,16 +19,20 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
+from setstream.report.page import Page
+from setstream.report.runs import Group, add_results, group_by, metric
 from setstream.tasks.documents.corpora import eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
+from setstream.tasks.registry import interval_ends
 from setstream.training.seeds import in_epochs
 from setstream.training.task import Batch, Encode, Task
 
-#: For each corpus: words of the shortest document, and training documents that a label needs.
-CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}
+CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}  #: `fewest_words`, `label_minimum`
 TEST_BATCH = 8
+TUNED = {"": "", "_tuned": ", tuned τ"}  #: columns of the report
+METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
 
 
 def f1_scores(predicted: Tensor, truth: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -61,52 +65,39 @@ def intervals(predicted: Tensor, truth: Tensor, draws: int = 1000, seed: int = 0
         index = torch.randint(len(truth), (min(100, draws - start), len(truth)), generator=generator)
         weight = torch.zeros(index.shape).scatter_add_(1, index, torch.ones(index.shape))
         scores.append(f1_scores(predicted, truth, weight))
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    result = {}
-    for name, values in zip(("micro_f1", "macro_f1"), zip(*scores, strict=True), strict=True):
-        result[f"{name}_low"], result[f"{name}_high"] = torch.quantile(torch.cat(values), ends).tolist()
-    return result
+    micro, macro = (torch.cat(values) for values in zip(*scores, strict=True))
+    return interval_ends({"micro_f1": micro, "macro_f1": macro}, level)
 
 
-def summary(scores: Tensor, truth: Tensor, threshold: float) -> dict[str, float]:
-    """Micro and macro F1 at 0.5 and at a tuned threshold."""
+def summary(scores: Tensor, truth: Tensor, threshold: float, *, quick: bool = True) -> dict[str, float]:
+    """Micro and macro F1 at 0.5 and at a tuned threshold; with their intervals unless `quick`."""
     metrics = {"threshold": threshold}
     for suffix, limit in (("", 0.5), ("_tuned", threshold)):
         micro, macro = f1_scores(scores >= limit, truth)
-        metrics |= {f"micro_f1{suffix}": float(micro), f"macro_f1{suffix}": float(macro)}
+        ends = {} if quick else intervals(scores >= limit, truth)
+        values = {"micro_f1": float(micro), "macro_f1": float(macro)} | ends
+        metrics |= {name.replace("f1", f"f1{suffix}"): value for name, value in values.items()}
     return metrics
 
 
 @dataclass(eq=False)
 class Documents(Task):
-    """Documents of a corpus, as sets of token ids.
-
-    Args:
-        corpus: reuters, rfcs, pubmed or eurlex.
-        folder: where the corpus is; required for eurlex, possible for rfcs and pubmed.
-        bert: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder.
-        fewest_words: words of the shortest document that is used; by default 200 for reuters, 0 for others.
-        label_minimum: training documents that a label needs; by default 20 (reuters), 30 (rfcs), 50 (pubmed), 0 (eurlex: all).
-        inverted: eurlex with its sections in reverse order, as in the paper; False: in their order.
-        longest: read at most this many tokens at the beginning of a document; None: all.
-        test_chunk: words per chunk in a test.
-        quick: validation documents that are used during training.
-    """
+    """Documents of a corpus, as sets of token ids."""
 
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
-    report = "setstream.tasks.documents.report:add_report"
+    report = "setstream.tasks.documents.task:add_report"
     models = MODELS
 
-    corpus: str = "reuters"
-    folder: str | None = None
-    bert: str = "minilm"
-    fewest_words: int | None = None
-    label_minimum: int | None = None
-    inverted: bool = True
-    longest: int | None = None
-    test_chunk: int = 1000
-    quick: int = 400
+    corpus: str = "reuters"  #: reuters, rfcs, pubmed or eurlex
+    folder: str | None = None  #: where the corpus is; required for eurlex, possible for rfcs and pubmed
+    bert: str = "minilm"  #: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder
+    fewest_words: int | None = None  #: words of the shortest document that is used; None: 200 for reuters, 0 for others
+    label_minimum: int | None = None  #: training documents that a label needs; None: reuters 20, rfcs 30, pubmed 50, eurlex 0
+    inverted: bool = True  #: eurlex with its sections in reverse order, as in the paper; False: in their order
+    longest: int | None = None  #: read at most this many tokens at the beginning of a document; None: all
+    test_chunk: int = 1000  #: words per chunk in a test
+    quick: int = 400  #: validation documents that are used during training
 
     def __post_init__(self) -> None:
         corpus, folder = self.corpus, self.folder
@@ -136,7 +127,8 @@ class Documents(Task):
         return tokens_of(corpus, tokenizer_of(self.bert))
 
     @cached_property
-    def _labelled(self) -> tuple[list[str], dict[str, Split]]:
+    def splits(self) -> dict[str, Split]:
+        """train, val and test, with the labels that are kept."""
         minimum = CORPORA[self.corpus][1] if self.label_minimum is None else self.label_minimum
         with torch.device("cpu"):  # also while a model is built on the meta device
             return labelled(self.tokens, minimum)
@@ -144,11 +136,7 @@ class Documents(Task):
     @property
     def labels(self) -> list[str]:
         """The names of the labels, in the order of the logits."""
-        return self._labelled[0]
-
-    @property
-    def splits(self) -> dict[str, Split]:
-        return self._labelled[1]
+        return self.splits["train"].names
 
     def documents(self, indices: list[int]) -> list[Tensor]:
         """The token ids of documents, up to `longest` of each."""
@@ -168,7 +156,6 @@ class Documents(Task):
         return built
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Documents in an order that is drawn for every epoch."""
         train = self.splits["train"]
         rows = in_epochs(step, size, len(train), self.seed)
         return {"words": self.documents([train.index[row] for row in rows]), "labels": train.labels[rows].float()}
@@ -207,10 +194,7 @@ class Documents(Task):
         if quick:
             return summary(scores, truth, threshold)
         scores, truth = self.probabilities(model, "test")
-        metrics = summary(scores, truth, threshold)
-        for suffix, limit in (("", 0.5), ("_tuned", threshold)):
-            ends = intervals(scores >= limit, truth)
-            metrics |= {name.replace("f1", f"f1{suffix}"): value for name, value in ends.items()}
+        metrics = summary(scores, truth, threshold, quick=False)
         for number, rows in enumerate(self.fifths()):
             metrics[f"micro_f1_fifth_{number + 1}"] = float(f1_scores(scores[rows] >= 0.5, truth[rows])[0])
         return metrics
@@ -218,3 +202,13 @@ class Documents(Task):
     def fifths(self) -> list[Tensor]:
         """Rows of the test documents in five groups of equal size, from the shortest to the longest."""
         return [rows for rows in self.lengths("test").argsort(stable=True).tensor_split(5) if len(rows)]
+
+
+def add_report(page: Page, runs: Group) -> None:
+    """A section for each corpus: F1 of every kind of run, and learning curves."""
+    interval = {"micro F1, 95%": lambda group: "{micro_f1_low:.3f} to {micro_f1_high:.3f}".format(**group[0].metrics)}
+    for corpus, same_corpus in group_by(runs, lambda run: run.config.task_options.get("corpus", "reuters")).items():
+        page.section(f"Documents: {corpus}")
+        note = f"{len(same_corpus[0].task_as(Documents).splits['test']):,} test documents. ± over seeds; the interval is the"
+        note += " first seed's, over test documents."
+        add_results(page, same_corpus, METRICS | interval, note, "micro_f1", highest=True, ylabel="micro F1")

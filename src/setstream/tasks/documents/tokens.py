@@ -6,25 +6,22 @@
 
 The digest covers the corpus and the tokenizer. There are no special tokens: models add their own.
 
-    labels kept = { l : at least `label_minimum` training documents carry l }          0: all labels
-
-A document without a kept label is left out, and counted.
+    labels kept = { l : at least `label_minimum` training documents carry l }          documents without one are left out
 """
 
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.registry import cache_folder
 from setstream.errors import DataError
 from setstream.tasks.documents.corpora import Corpus
@@ -32,8 +29,7 @@ from setstream.tasks.documents.corpora import Corpus
 BATCH = 256  # documents per call of the tokenizer
 
 
-@dataclass(frozen=True)
-class Tokens:
+class Tokens(NamedTuple):
     """Token ids of documents; `about` has the id, labels, split and words of each."""
 
     ids: np.ndarray
@@ -54,15 +50,12 @@ def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
     digest = hashlib.sha256(f"{corpus.stamp}\n{tables}".encode()).hexdigest()[:12]
     folder = cache_folder() / f"tokens-{corpus.name}-{digest}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made = Path(temporary) / "made"
-            _write(corpus, tokenizer, made)
-            try:
-                os.rename(made, folder)  # the folder appears when it is complete
-            except OSError:  # another process may have finished it
-                if not folder.is_dir():
-                    raise
+        try:
+            with whole_or_nothing(folder) as hidden:
+                _write(corpus, tokenizer, hidden)
+        except OSError:  # another process may have finished it
+            if not folder.is_dir():
+                raise
     about = json.loads((folder / "documents.json").read_text())
     return Tokens(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "offsets.npy"), about)
 
@@ -70,7 +63,7 @@ def tokens_of(corpus: Corpus, tokenizer: Any) -> Tokens:
 def _write(corpus: Corpus, tokenizer: Any, folder: Path) -> None:
     folder.mkdir()
     dtype = np.uint16 if len(tokenizer) <= 2**16 else np.int32
-    about, lengths, flat = [], [], folder.with_name("flat")
+    about, lengths, flat = [], [], folder / "flat"
     with flat.open("wb") as file:
         documents = iter(corpus.read())
         while batch := list(islice(documents, BATCH)):
@@ -82,23 +75,25 @@ def _write(corpus: Corpus, tokenizer: Any, folder: Path) -> None:
     if not sum(lengths):
         raise DataError(f"{corpus.name}: all documents are empty")
     np.save(folder / "tokens.npy", np.memmap(flat, dtype, "r"))
+    flat.unlink()
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths]))
     (folder / "documents.json").write_text(json.dumps(about))
 
 
 @dataclass(frozen=True)
 class Split:
-    """Documents of one split by their index, and which of the kept labels each carries: (n, L) bool."""
+    """Documents of one split by their index, which of the kept labels each carries, (n, L) bool, and the labels' names."""
 
     index: list[int]
     labels: Tensor
+    names: list[str]
 
     def __len__(self) -> int:
         return len(self.index)
 
 
-def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, Split]]:
-    """The kept labels, sorted, and the documents with at least one of them, by split."""
+def labelled(tokens: Tokens, label_minimum: int) -> dict[str, Split]:
+    """The documents with at least one kept label, by split; labels are sorted."""
     counts: Counter[str] = Counter()
     for about in tokens.about:
         counts.update(dict.fromkeys(about["labels"], int(about["split"] == "train")))
@@ -113,7 +108,7 @@ def labelled(tokens: Tokens, label_minimum: int) -> tuple[list[str], dict[str, S
         used = [i for i, about in enumerate(tokens.about) if about["split"] == split and tokens.length(i) and carried[i]]
         if not used:
             raise DataError(f"no document of the split {split} has one of the {len(names)} labels: lower label_minimum")
-        splits[split] = Split(used, torch.zeros(len(used), len(names), dtype=torch.bool))
+        splits[split] = Split(used, torch.zeros(len(used), len(names), dtype=torch.bool), names)
         for row, index in enumerate(used):
             splits[split].labels[row, carried[index]] = True
-    return names, splits
+    return splits

@@ -7,17 +7,13 @@
 
 Attention takes two passes in constant memory: one for the state of the whole bag, one that divides the weights of each chunk by
 the state's normaliser. For models that need their whole bag (ab-mil, ds-mil), the features of all elements are kept in memory.
-
 If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
 one, so a Set Transformer after the pool reads one slot per element, and `alone` costs little more than φ.
-
-Attention is also high on elements that count against the label. Gradients of the logit are no substitute: the head of a
-confident model is saturated, and its gradients are noise.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from itertools import dropwhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +28,11 @@ from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
 
 SCORES = ("evidence", "alone", "attention", "instance")
-#: Features (n, in_dim) to one number (n,) for each.
-Weigh = Callable[[Tensor], Tensor]
-#: Bags of one element per call of the head: each is as large as the slots of a whole bag.
-SINGLES = 64
+Weigh = Callable[[Tensor], Tensor]  #: features (n, in_dim) to one number (n,) for each
+SINGLES = 64  #: bags of one element per call of the head: each is as large as the slots of a whole bag
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """The logits (S,) of one bag, and the scores (N,) of its elements by name."""
 
     logits: Tensor
@@ -52,10 +45,7 @@ class Scores:
 
 
 def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, scores: Collection[str] | None = None) -> Scores:
-    """The logits of a bag and the scores of its elements, in the order of the source.
-
-    `scores` are the names of the scores to compute (see `SCORES`), by default all that the model has.
-    """
+    """The logits of a bag, and the scores of its elements in the order of the source; `scores`: some of `SCORES`, or all."""
     encoder, pool = model.encoder, model.encoder.pool
     streams = dict(pool.pools.items()) if isinstance(pool, Parallel) else {}
     bag, instance = streams.get("bag", pool), streams.get("instance")
@@ -76,8 +66,7 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         if isinstance(instance, Projected):
             rules["instance"] = lambda features: instance.module(features)[:, 0]
         known = [name for name in SCORES if name in rules or name == "evidence"]
-        missing = [name for name in scores or () if name not in known]
-        if missing:
+        if missing := [name for name in scores or () if name not in known]:
             raise ConfigurationError(f"this model has no {missing[0]!r} scores; it has {', '.join(known)}")
         wanted = set(known if scores is None else scores)
         wanted |= {"alone", "attention"} if "evidence" in wanted else set()

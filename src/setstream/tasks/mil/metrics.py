@@ -1,8 +1,11 @@
 """Metrics of bag classifiers, from probabilities and labels."""
 
-import numpy as np
+import math
+
 import torch
 from torch import Tensor
+
+from setstream.tasks.registry import interval_ends
 
 
 def auroc(probability: Tensor, label: Tensor) -> float:
@@ -11,13 +14,11 @@ def auroc(probability: Tensor, label: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1]))
     0.75
     """
-    positive = int(label.sum())
-    negative = len(label) - positive
+    positive, negative = int(label.sum()), int((label == 0).sum())
     if not positive or not negative:
         return float("nan")
     _, inverse, counts = probability.double().unique(return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0)
-    ranks = (ends - (counts - 1) / 2)[inverse]  # mean rank of ties
+    ranks = (counts.cumsum(0) - (counts - 1) / 2)[inverse]  # mean rank of ties
     return float((ranks[label > 0].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
@@ -41,19 +42,14 @@ def summary(probability: Tensor, label: Tensor, threshold: float = 0.5) -> dict[
     predicted = probability >= threshold
     accuracy, area = float((predicted == (label > 0)).double().mean()), auroc(probability, label)
     metrics = {"accuracy": accuracy, "auroc": area, "f1": f1(predicted, label), "threshold": threshold}
-    return metrics if np.isnan(area) else metrics | {"selection": (accuracy + area) / 2}
+    return metrics if math.isnan(area) else metrics | {"selection": (accuracy + area) / 2}
 
 
 def intervals(
     probability: Tensor, label: Tensor, threshold: float = 0.5, draws: int = 1000, seed: int = 0, level: float = 0.95
 ) -> dict[str, float]:
     """Bootstrap intervals of accuracy, AUROC and F1 over bags: `accuracy_low`, `accuracy_high` and so on."""
-    generator = torch.Generator().manual_seed(seed)
-    index = torch.randint(len(label), (draws, len(label)), generator=generator)
+    index = torch.randint(len(label), (draws, len(label)), generator=torch.Generator().manual_seed(seed))
     drawn = [summary(probability[rows], label[rows], threshold) for rows in index]
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    intervals = {}
-    for name in ("accuracy", "auroc", "f1"):
-        values = torch.tensor([metrics[name] for metrics in drawn], dtype=torch.float64)
-        intervals[f"{name}_low"], intervals[f"{name}_high"] = torch.nanquantile(values, ends).tolist()
-    return intervals
+    values = {name: torch.tensor([row[name] for row in drawn], dtype=torch.float64) for name in ("accuracy", "auroc", "f1")}
+    return interval_ends(values, level)

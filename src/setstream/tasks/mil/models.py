@@ -38,9 +38,7 @@ class BagHead(nn.Module):
         self.decoder = decoder
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
-        if isinstance(z, dict):
-            return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1)
-        return self.decoder(z)
+        return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1) if isinstance(z, dict) else self.decoder(z)
 
 
 class BothStreams(nn.Module):
@@ -54,13 +52,7 @@ class BothStreams(nn.Module):
         return torch.cat(self.dsmil.streams(x, mask)[:2], dim=1)
 
 
-def phi_of(backbone: nn.Module, layers: nn.Module) -> nn.Sequential:
-    """A backbone and the layers after it, under names that all models share."""
-    return nn.Sequential(OrderedDict(backbone=backbone, layers=layers))
-
-
-# width of the features, options of the pool -> the pool, and the decoder after it that ends in one logit
-Parts = tuple[Pool, nn.Module]
+Parts = tuple[Pool, nn.Module]  # width of the features, options of the pool -> the pool, and the decoder after it: one logit
 
 
 def bag_model(
@@ -82,7 +74,7 @@ def bag_model(
     elif in_dim is None:
         raise ConfigurationError("instances that are not vectors need a backbone, such as model.backbone=resnet18")
     layers = [in_dim, *([WIDTH] if widths is None else widths)]
-    phi, width = phi_of(network, mlp(layers, dropout)), layers[-1]
+    phi, width = nn.Sequential(OrderedDict(backbone=network, layers=mlp(layers, dropout))), layers[-1]
     pool, decoder = parts(width, **options)
     if two_stream:
         pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)

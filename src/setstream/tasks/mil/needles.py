@@ -5,11 +5,10 @@
     images    training bags from the first 40,000, validation bags from the next 10,000, test bags from the test images
 
 Bag i of a split is a function of the seed and i, and is assembled at each use: bags take no memory. The bags of all rates have
-the same sizes and the same other images.
-
-`OtherClasses` trains the backbone: it classifies the nine other classes, on the first 40,000 images, and never sees a needle.
+the same sizes and the same other images. `OtherClasses` trains the backbone: it classifies the nine other classes.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -24,7 +23,6 @@ from setstream.models.model import SetModel
 from setstream.nn.backbones import Backbone, small
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.pools import DeepSets
-from setstream.tasks.mil.models import phi_of
 from setstream.tasks.mil.task import Bag, Bags, Mil
 from setstream.tasks.registry import Builder
 from setstream.training.seeds import mix
@@ -33,16 +31,13 @@ from setstream.training.task import Batch, Encode, Task
 SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
 NEEDLE, OTHERS = 6, (0, 1, 8, 9)
-TRAIN_IMAGES, VALIDATION_IMAGES = 40_000, 10_000
-# Training images without needles that the backbone's features are standardised by.
-KNOWN_IMAGES = 4000
+TRAIN_IMAGES, KNOWN_IMAGES = 40_000, 4000  # the backbone's features are standardised by the latter, which have no needles
 
 
 def splits() -> dict[str, Images]:
     """CIFAR-10 in three parts: train, val and test."""
-    images = cifar10()
-    ends = TRAIN_IMAGES, TRAIN_IMAGES + VALIDATION_IMAGES
-    return {"train": images["train"].part(0, ends[0]), "val": images["train"].part(*ends), "test": images["test"]}
+    train, test = cifar10().values()
+    return {"train": train.part(0, TRAIN_IMAGES), "val": train.part(TRAIN_IMAGES, len(train)), "test": test}
 
 
 class NeedleBags(Sequence[Tensor]):
@@ -79,15 +74,12 @@ class NeedleBags(Sequence[Tensor]):
 
 
 class Needles(Mil):
-    """Bags of 500 to 4,000 images, positive if a few of them are of one class.
+    """Bags of 500 to 4,000 images, half of them positive: a few of their images are of one class.
 
     Args:
         rate: the share of needles in a positive bag, 0.001 to 0.005; at least one needle.
         needle: their class: 0 airplane, 1 automobile, 2 bird, 3 cat, 4 deer, 5 dog, 6 frog, 7 horse, 8 ship, 9 truck.
-        others: the classes of all other images.
-        train_bags: training bags; half of all bags are positive.
         features: weights of the backbone `small`; bags then contain its features instead of pixels, to train a head alone.
-        test_chunk: images per chunk in a test.
     """
 
     name = "needles"
@@ -117,7 +109,7 @@ class Needles(Mil):
         for turn, (name, count) in enumerate((("train", train_bags), ("val", val_bags), ("test", test_bags))):
             seed, source = mix(bag_seed, turn), (elements[name], images[name].classes)
             bags.append(NeedleBags(*source, count=count, needle=needle, others=others, rate=rate, seed=seed))
-        self.train, self.validation, self.test = (Bags(part, torch.arange(len(part)) % 2) for part in bags)
+        self.train, self.val, self.test = (Bags(part, torch.arange(len(part)) % 2) for part in bags)
 
     def build(self, model: str, **options: Any) -> SetModel:
         """One of the models; the features of its backbone, if any, are standardised by images without needles."""
@@ -152,7 +144,7 @@ class OtherClasses(Task):
     def _classifier(backbone: str = "small", backbone_options: dict[str, Any] | None = None) -> SetModel:
         """A backbone and a linear layer."""
         net = named_backbone(backbone, **(backbone_options or {}))
-        encoder = SetEncoder(phi_of(net, nn.Identity()), DeepSets("mean"), cast_input=False)
+        encoder = SetEncoder(nn.Sequential(OrderedDict(backbone=net, layers=nn.Identity())), DeepSets("mean"), cast_input=False)
         return SetModel(encoder, nn.Linear(cast(int, net.out_dim), CLASSES))
 
     models: ClassVar[dict[str, Builder]] = {"linear": _classifier}

@@ -2,12 +2,12 @@
 
     features_j = backbone(patch_j)          patches (n, 3, S, S), floats in [0, 1], directly from the slide
 
-Memory is that of a few chunks, for slides of any size. A file is written completely or not at all, and finished slides are
-skipped.
+Memory is that of a few chunks, for slides of any size. A file is written completely or not at all.
 """
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -50,22 +50,9 @@ def write_features(
     device: str | torch.device = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write `features` (N, D) float32 and `coords` (N, 2) of one slide; returns the number of patches.
-
-    Bytes, of a source with raw=True, are converted to floats on the device. `encoder` is the backbone's name, stored in the
-    file; `progress` is called with the number of finished patches.
-    """
-    network = network.to(device)
-    done = 0
+    """Write `features` (N, out_dim) float32 and `coords` (N, 2) of one slide; `encoder` is the backbone's name in the file."""
+    network, width, done = network.to(device), cast(int, network.out_dim), 0
     with evaluating(network), whole_or_nothing(path) as hidden, need("h5py").File(hidden, "w") as file:
-        width = getattr(network, "out_dim", None)
-        if width is None:  # the width of the output for a black patch
-            output = network(torch.zeros(1, *source.shape, device=device))
-            if not isinstance(output, torch.Tensor) or output.dim() != 2:
-                got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-                shape = ", ".join(map(str, source.shape))
-                raise ShapeError(f"a backbone must turn patches (n, {shape}) into features (n, D); got {got}")
-            width = output.shape[1]
         features = file.create_dataset("features", (len(source), width), np.float32)
         features.attrs.update({"name": source.grid.name, "savetodir": str(path.parent), "encoder": encoder})
         for chunk in source.chunks(chunk_size):

