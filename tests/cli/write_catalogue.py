@@ -3,7 +3,7 @@
 import json
 
 from setstream._utils.import_path import TASKS
-from setstream.cli.commands.main import CATALOGUE
+from setstream.cli.commands import CATALOGUE
 from setstream.training.registry import describe_task
 
 
