@@ -91,11 +91,9 @@ def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options
     need("pyarrow" if out.suffix == ".parquet" else "h5py")
 
 
-def encode_locally(
-    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress = lambda *done: None
-) -> None:
+def encode_locally(encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, show: Progress) -> None:
     """Add all elements after the journal's position to the states in the journal."""
-    partial = PartialStates(encoder, options.chunk_size, journal.skip, journal.state, options.chunks)
+    partial = PartialStates(encoder, options.chunk_size, journal.skip, options.chunks, journal.state)
     elements = uncommitted = 0
     done = journal.position
     for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), journal.skip):
@@ -107,7 +105,7 @@ def encode_locally(
                 journal.commit(partial.states.items(), done)
                 partial.states.clear()
                 uncommitted = 0
-        progress(elements, done)
+        show(elements, done)
     journal.commit(partial.states.items(), done)
 
 

@@ -32,11 +32,9 @@ class Journal:
         self.database = sqlite3.connect(path, isolation_level=None)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.executescript(TABLES)
-        before = self._meta("job")
-        if before is not None and json.loads(before) != run:
+        self.database.execute("INSERT OR IGNORE INTO meta VALUES ('job', ?)", (json.dumps(run),))
+        if json.loads(before := self._meta("job")) != run:
             raise ConfigurationError(f"{path} is the journal of another run ({before}); finish that run, or delete the journal")
-        if before is None:
-            self.database.execute("INSERT INTO meta VALUES ('job', ?)", (json.dumps(run),))
         #: The sets that are left out, and why; and those since the last commit.
         self.skipped: dict[str, str] = dict(self.database.execute("SELECT name, reason FROM skipped ORDER BY rowid"))
         self._new: dict[str, str] = {}
@@ -53,18 +51,18 @@ class Journal:
             self.on_bad(reason)
             self.skipped[name] = self._new[name] = reason
 
-    def _meta(self, key: str) -> str | None:
+    def _meta(self, key: str) -> str:
         row = self.database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
+        return "0" if row is None else str(row[0])
 
     def commit(self, states: Iterable[tuple[str, State]], position: int) -> None:
         """Write states, how much is done after them, and what was left out, all or nothing.
 
         States may be computed one by one while they are written, and leave out sets.
         """
-        write = self.database.execute
-        write("BEGIN IMMEDIATE")
-        try:
+        with self.database:  # rolls back after an error
+            write = self.database.execute
+            write("BEGIN IMMEDIATE")
             count = write("SELECT COUNT(*) FROM states").fetchone()[0]
             insert = "INSERT INTO states VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) DO UPDATE SET count = ?3, state = ?4"
             for number, (name, state) in enumerate(states, count):
@@ -72,25 +70,20 @@ class Journal:
             self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", self._new.items())
             write("DELETE FROM states WHERE id IN (SELECT name FROM skipped)")
             write("INSERT OR REPLACE INTO meta VALUES ('position', ?)", (str(position),))
-        except BaseException:
-            write("ROLLBACK")
-            raise
-        write("COMMIT")
         self._new = {}
 
     def arrange(self, order: Callable[[list[str]], list[str]]) -> None:
         names = [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
-        self.database.execute("BEGIN IMMEDIATE")
-        self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(order(names)))
-        self.database.execute("COMMIT")
+        with self.database:
+            self.database.execute("BEGIN IMMEDIATE")
+            self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(order(names)))
 
     @property
     def position(self) -> int:
         """How many sets, or rows of a table, are done."""
-        return int(self._meta("position") or 0)
+        return int(self._meta("position"))
 
     def state(self, name: str) -> State | None:
-        """The state of one set, if there is one."""
         row = self.database.execute("SELECT state FROM states WHERE id = ?", (name,)).fetchone()
         return None if row is None else State.from_bytes(row[0])
 
@@ -100,7 +93,6 @@ class Journal:
             yield name, State.from_bytes(blob)
 
     def delete(self) -> None:
-        """Close the files and delete them."""
         self.database.close()
         for file in (self.path, *self.path.parent.glob(f"{self.path.name}-*")):
             file.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ from setstream.sets.partition import runs
 from setstream.states.state import State
 
 MERGED_TOGETHER = 256  # sets whose states are merged in one step: states of this many are in memory twice
+Earlier = Callable[[str], State | None]
+Encoded = tuple[dict[str, State], dict[str, str]]
 BAD = (DataError, NonFiniteError, ShapeError)  # errors of a single set
 
 
@@ -31,14 +33,9 @@ class PartialStates:
 
     @torch.no_grad()
     def __init__(
-        self,
-        encoder: SetEncoder,
-        chunk_size: int,
-        skip: Skip,
-        earlier: Callable[[str], State | None] = lambda name: None,
-        chunks: str | None = AVERAGE,
+        self, encoder: SetEncoder, chunk_size: int, skip: Skip, chunks: str | None = AVERAGE, earlier: Earlier | None = None
     ) -> None:
-        self.encoder, self.chunk_size, self.skip, self.earlier, self.chunks = encoder, chunk_size, skip, earlier, chunks
+        self.encoder, self.chunk_size, self.skip, self.chunks, self.earlier = encoder, chunk_size, skip, chunks, earlier
         self.states: dict[str, State] = {}
         self.device = encoder.device or torch.device("cpu")
         self._blank = encoder.empty(1)
@@ -71,19 +68,12 @@ class PartialStates:
     def add_rows(self, ids: Ids, elements: Tensor) -> None:
         """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded and merged together."""
         encoder, order = self.encoder, ids.order()
-        if len(order.names) == 1:
-            state = self._before(order.names[0])
-            for chunk in elements.split(self.chunk_size) if len(elements) else ():
-                state = encoder.update(state, chunk.unsqueeze(0).to(self.device), chunks=self.chunks)
-            self.states[order.names[0]] = state
-            return
         rows = None if order.rows is None else torch.from_numpy(order.rows)
 
         def absorb(start: int, lengths: list[int]) -> State:
             stop = start + sum(lengths)
             chunk = elements[start:stop] if rows is None else elements.index_select(0, rows[start:stop])
-            packed = Packed(chunk.to(self.device), lengths)
-            return encoder.absorb(self._blank, self._context, packed)
+            return encoder.absorb(self._blank, self._context, Packed(chunk.to(self.device), lengths))
 
         position = merged = 0
         waiting: list[State] = []
@@ -109,13 +99,11 @@ class PartialStates:
     def _before(self, name: str) -> State:
         if name in self.states:
             return self.states[name]
-        state = self.earlier(name)
+        state = None if self.earlier is None else self.earlier(name)
         return self._blank if state is None else state.to(self.device)
 
 
-def encode_share(
-    encoder: SetEncoder, data: SetCollection, share: Share, chunk_size: int
-) -> tuple[dict[str, State], dict[str, str]]:
+def encode_share(encoder: SetEncoder, data: SetCollection, share: Share, chunk_size: int) -> Encoded:
     """The states of the sets that a share has elements of; and the sets that cannot be encoded, with the reason."""
     problems: dict[str, str] = {}
     partial = PartialStates(encoder, chunk_size, lambda name, reason: problems.update({name: problems.get(name, reason)}))

@@ -8,9 +8,7 @@ from setstream.errors import BatchStatisticsError, MismatchError, NonFiniteError
 from setstream.states.compat import read_as
 from setstream.states.state import State, fits
 
-ONE_SET = (
-    "Sets are (B, N, ...): if this was one set (N, width), pass x[None]; if it was one element (width,), pass x[None, None]"
-)
+ONE_SET = "Sets are (B, N, ...): for one set (N, width), pass x[None]; for one element (width,), pass x[None, None]"
 
 
 def check_phi(phi: nn.Module) -> None:

@@ -44,7 +44,6 @@ class SetStream:
     Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
 
     Args:
-        model: The model that predicts.
         chunks: "average" lets a model that is not consistent average over its chunks; otherwise a second chunk is a
             ConsistencyError.
 

@@ -17,6 +17,9 @@ from setstream.sets.layout import Packed, Sets, pack
 from setstream.sets.partition import Carriers, InMemory, draw_counts
 from setstream.sets.source import PartSource, SetSource, are_sources
 
+Random = Generator | None
+Device = torch.device | None
+
 
 class Chunks:
     """Sets that are served chunk by chunk: anything that can be iterated any number of times.
@@ -86,16 +89,10 @@ class SourceChunks(Chunks):
     """
 
     def __init__(
-        self,
-        sources: Sequence[SetSource],
-        chunk_size: int,
-        partition: str = "contiguous",
-        generator: Generator | None = None,
-        ahead: int = 2,
+        self, sources: Sequence[SetSource], chunk_size: int, partition: str = "contiguous", generator: Random = None
     ) -> None:
-        self.sources = list(sources)
-        self._options = (chunk_size, partition, generator, ahead)
-        self._chunked = [source.chunks(chunk_size, partition, generator=generator, ahead=ahead) for source in sources]
+        self.sources, self._options = list(sources), (chunk_size, partition, generator)
+        self._chunked = [source.chunks(chunk_size, partition, generator=generator) for source in sources]
 
     def _served(self) -> Iterator[list[Tensor]]:
         example = next((source for source in self.sources if len(source)), self.sources[0])
@@ -105,7 +102,7 @@ class SourceChunks(Chunks):
             return [chunks.chunk(number) if number < len(chunks) else nothing for chunks in self._chunked]
 
         count = max(1, *map(len, self._chunked))
-        return read_ahead((partial(read, number) for number in range(count)), self._options[-1])
+        return read_ahead(partial(read, number) for number in range(count))
 
     def __getitem__(self, rows: slice) -> SourceChunks:
         return SourceChunks(self.sources[rows], *self._options)
@@ -146,7 +143,7 @@ class Served:
 
     learned = None  # elements that are read get no gradient
 
-    def __init__(self, chunks: Chunks, device: torch.device | None, generator: Generator | None) -> None:
+    def __init__(self, chunks: Chunks, device: Device, generator: Random) -> None:
         self.chunks, self.device, self.generator = chunks, device, generator
         #: For each chunk that was read, which sets have elements in it.
         self.present: list[list[bool]] = []
@@ -215,12 +212,7 @@ class Sources(Served):
     """Files as a source of blocks: read in chunks, or whole, or only a random subset of their elements."""
 
     def __init__(
-        self,
-        sources: Sequence[SetSource],
-        chunk_size: int,
-        partition: str,
-        generator: Generator | None,
-        device: torch.device | None,
+        self, sources: Sequence[SetSource], chunk_size: int, partition: str, generator: Random, device: Device
     ) -> None:
         super().__init__(SourceChunks(sources, chunk_size, partition, generator), device, generator)
         self.sources, self.chunk_size = sources, chunk_size

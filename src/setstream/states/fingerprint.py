@@ -177,7 +177,6 @@ class Origin:
 
     @property
     def fingerprint(self) -> str:
-        """The digest as text."""
         if self._module is not None and self._digest is None:
             if changed := self._changed(look=True):
                 raise MismatchError(

@@ -55,7 +55,6 @@ class Subject:
                 raise LawViolation(f"in one piece {name} is off by {error:.3g} against float64: too far to compare with it")
 
     def streamed(self, chunks: list[list[Tensor]]) -> Any:
-        """The result of the chunks one after another."""
         state = reduce(partial(self.encoder.update, chunks=AVERAGE), chunks, self.encoder.empty(len(self.sets)))
         return self.model.finalize(state, chunks=AVERAGE)
 
@@ -127,10 +126,8 @@ def check_mini_batch_consistency(model: Model, sets: Sets, mask: Mask = None, *,
     setstream.errors.LawViolation: mini-batch consistency is broken: with chunks of ...
     """
     subject = Subject(model, sets, mask, seed)
-    return max(
-        subject.judge("mini-batch consistency", case, subject.streamed(chunks))
-        for case, chunks in _partitions(subject.sets, trials, subject.generator)
-    )
+    cases = _partitions(subject.sets, trials, subject.generator)
+    return max(subject.judge("mini-batch consistency", case, subject.streamed(chunks)) for case, chunks in cases)
 
 
 @torch.no_grad()

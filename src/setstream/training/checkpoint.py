@@ -52,7 +52,6 @@ class Checkpoints:
     folder: Path
 
     def steps(self) -> list[int]:
-        """The steps at which there are checkpoints, in order."""
         names = (path.name.removeprefix("step-") for path in self.folder.glob("step-*") if path.is_dir())
         return sorted(int(name) for name in names if name.isdigit())
 

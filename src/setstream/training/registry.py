@@ -58,7 +58,6 @@ class SavedRun:
     trust: Iterable[str] = ()
 
     def task(self) -> Task:
-        """The task of the run."""
         with named_by_file(self.folder / "config.json", self.trust):
             return build_task(self.config)
 

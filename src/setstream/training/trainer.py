@@ -34,9 +34,8 @@ from setstream.training.checkpoint import Checkpoints
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.processes import Processes, asked_to_stop, choose_device, keep_freed_memory
 from setstream.training.record import Metrics, Progress, environment
-from setstream.training.seeds import mix, seed_step
 from setstream.training.stages import begin_with, freeze, make_optimizer, train_mode
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, mix, seed_step
 
 BEST = "best.safetensors"
 
@@ -56,8 +55,7 @@ class _Step(nn.Module):
 
     def __init__(self, task: Task, model: SetModel, encode: Encode) -> None:
         super().__init__()
-        self.model = model
-        self._task, self._encode = task, encode
+        self.model, self._task, self._encode = model, task, encode
 
     def forward(self, batch: Batch) -> Tensor:
         return self._task.loss(self.model, batch, self._encode)

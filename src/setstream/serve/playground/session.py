@@ -43,7 +43,6 @@ class Session:
         self._tabs: dict[type, Any] = {}
 
     def answers(self, text: str) -> Iterator[dict[str, Any]]:
-        """All answers to a message."""
         ask = None
         try:
             envelope = Envelope.model_validate_json(text)

@@ -55,10 +55,7 @@ class Clusters:
 
     def __init__(self) -> None:
         self.models = load(clustering.pretrained, CLUSTERING)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
+        self.clear()
 
     def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
         self.points, self.labels, self.truth, self.count = points, labels, truth, 0
@@ -86,7 +83,7 @@ class Clusters:
     @validate_call
     def clear(self) -> dict[str, Any]:
         """Begin with an empty set."""
-        self._clear()
+        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
         return self._oracle()
 
     @validate_call

@@ -23,8 +23,7 @@ from setstream.tasks.documents.corpora import eurlex, pubmed, reuters, rfcs
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
-from setstream.training.seeds import in_epochs
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, in_epochs
 
 #: For each corpus: words of the shortest document, and training documents that a label needs.
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}

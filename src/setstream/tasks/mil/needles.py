@@ -27,8 +27,7 @@ from setstream.pools import DeepSets
 from setstream.tasks.mil.models import phi_of
 from setstream.tasks.mil.task import Bag, Bags, Mil
 from setstream.tasks.registry import Builder
-from setstream.training.seeds import mix
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, mix
 
 SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10
