@@ -28,8 +28,9 @@ from memory import peak_mib
 from torch import nn
 
 import setstream as ss
-from setstream.bulk.encode import EncodeOptions, encode_locally
-from setstream.bulk.journal import Journal
+from setstream.bulk import EncodeOptions
+from setstream.bulk.encode import encode_locally
+from setstream.bulk.partial import Journal
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_collection
 from setstream.data.formats.table import Group
 

@@ -22,8 +22,8 @@ OLD_AND_NEW = """
     places=_utils.import_path pool=pools.base pools.block_sums=.kernels.block_sums pools.shared_rows=.kernels.shared_rows
     pools.weighted_sums=.kernels.weighted_sums pretrained=models.pretrained pure=models.functional report.animation=.page
     report.clustering=tasks.clustering.report report.completion=tasks.completion.report report.documents=tasks.documents.report
-    report.plotting=.page report.streams=tasks.clustering.report scale=bulk scale.bulk=bulk.encode scale.journal=bulk.journal
-    scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.output scale.scatter=sets.chunks serve.live=.service
+    report.plotting=.page report.streams=tasks.clustering.report scale=bulk scale.bulk=bulk.encode scale.journal=bulk.partial
+    scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.encode scale.scatter=sets.chunks serve.live=.service
     serve.log=.app serve.metrics=.guard serve.playground.clusters=.tabs serve.playground.messages=.tabs
     serve.playground.pictures=.tabs serve.problems=.answers serve.run=.app serve.watching=.routes state=states.state
     state_io=states.serialization store=stores.store store_postgres=stores.postgres store_rows=stores.backend
@@ -31,8 +31,8 @@ OLD_AND_NEW = """
     tasks.documents.anchored=.models tasks.documents.corpus=.corpora tasks.documents.eurlex=.corpora
     tasks.documents.longformer=.language tasks.documents.metrics=.task tasks.documents.pubmed=.corpora
     tasks.documents.readers=.language tasks.documents.reuters=.corpora tasks.documents.rfcs=.corpora tasks.mil.bags=.task
-    training.allocator=.processes training.crossval=cli.train training.optimizer=.stages training.progress=.record
-    training.seeds=.task training.signals=.processes weights=models.weights
+    training.allocator=.processes training.crossval=cli.train training.optimizer=.checkpoint training.progress=.record
+    training.seeds=.task training.signals=.processes training.stages=.checkpoint weights=models.weights
 """
 PAIRS = re.findall(r"(\S+)=(\S+)", OLD_AND_NEW)
 MOVED: dict[str, str] = {old: old.rpartition(".")[0] + new if new[0] == "." else new for old, new in PAIRS}

@@ -14,8 +14,7 @@ import torch
 
 from setstream._utils.optional import need
 from setstream.bulk import EncodeOptions, Progress
-from setstream.bulk.journal import Journal
-from setstream.bulk.partial import encode_share
+from setstream.bulk.partial import Journal, encode_share
 from setstream.data.collection import SetCollection, Share
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State

@@ -29,6 +29,7 @@ from setstream.states.compat import fingerprint_0_1
 from setstream.states.digest import IDLE, PLAIN, ModuleDigest, attributes, contents
 
 VERSION = "2:"
+OPAQUE = (Mapping, set, frozenset, np.ndarray, functools.partial)  # whose contents are not watched
 _steps = 0
 
 
@@ -109,9 +110,7 @@ class _Watch:
                 self.tensors.append(value)
             elif isinstance(value, list | tuple):
                 self._watch(value, [*range(len(value))])
-            elif isinstance(value, Mapping | set | frozenset | np.ndarray | functools.partial) or hasattr(
-                type(value), "__slots__"
-            ):
+            elif isinstance(value, OPAQUE) or hasattr(type(value), "__slots__"):
                 self.simple = False
             elif not isinstance(value, (*PLAIN, type, types.FunctionType, types.BuiltinFunctionType, nn.Module, *IDLE)):
                 self.simple &= hasattr(value, "__dict__")
@@ -151,34 +150,32 @@ class Origin:
     def __init__(self, module: nn.Module | None, digest: str | None = None) -> None:
         self._module, self._digest = module, digest
         self._digest_0_1: str | None = None
-        self._seen = None if module is None else _Seen(module)
-        self._watch = None if module is None else _Watch(module)
-        self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors), _steps
+        if module is not None:
+            self._seen, self._watch, self._steps = _Seen(module), _Watch(module), _steps
+            self._probe = _probe(self._seen.tensors)
 
     def current(self, *, look: bool = False) -> bool:
         """Whether the module has not changed since this origin was made; `look`: compare the numbers in any case."""
-        return self._module is not None and self._changed(look) is None
+        return self._module is not None and self._changed(self._module, look) is None
 
-    def _changed(self, look: bool) -> str | None:
+    def _changed(self, module: nn.Module, look: bool) -> str | None:
         """The name of something that has changed."""
-        if self._module is None or self._seen is None or self._watch is None:
-            return None
         if not look and self._steps == _steps and self._watch.unchanged():
             return None
-        now, before = _Seen(self._module), self._seen.values
+        now, before = _Seen(module), self._seen.values
         if now.values != before:
             return min(now.values.keys() ^ before.keys() or {name for name in before if now.values[name] != before[name]})
         if look or self._steps != _steps:
             if _probe(now.tensors) != self._probe:
                 return "a weight"
             self._steps = _steps
-        self._watch = _Watch(self._module)
+        self._watch = _Watch(module)
         return None
 
     @property
     def fingerprint(self) -> str:
         if self._module is not None and self._digest is None:
-            if changed := self._changed(look=True):
+            if changed := self._changed(self._module, look=True):
                 raise MismatchError(
                     f"the weights of the encoder changed after this state was made ({changed}), or an attribute that counts: "
                     "the state no longer belongs to it. Encode the elements again. If an attribute does not change what the "

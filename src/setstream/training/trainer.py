@@ -30,11 +30,10 @@ from setstream._utils.atomic import locked, write_atomically
 from setstream.errors import ConfigurationError, ConsistencyError, NonFiniteError
 from setstream.models.model import SetModel
 from setstream.models.weights import load_weights, save_weights
-from setstream.training.checkpoint import Checkpoints
+from setstream.training.checkpoint import Checkpoints, begin_with, freeze, make_optimizer, train_mode
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.processes import Processes, asked_to_stop, choose_device, keep_freed_memory
 from setstream.training.record import Metrics, Progress, environment
-from setstream.training.stages import begin_with, freeze, make_optimizer, train_mode
 from setstream.training.task import Batch, Encode, Task, mix, seed_step
 
 BEST = "best.safetensors"

@@ -179,5 +179,5 @@ def tasks() -> None:
 @app.command()
 def models(name: Annotated[str, Argument(metavar="TASK", help="A task or package.module:Class.")] = "clustering") -> None:
     """List the models of a task."""
-    task = json.loads(CATALOGUE.read_text()).get(name) or resolve_name("setstream.training.registry:describe_task")(name)
+    task = json.loads(CATALOGUE.read_text()).get(name) or resolve_name("setstream.training.task:describe_task")(name)
     print_table(("model", "what it is"), task["models"].items())

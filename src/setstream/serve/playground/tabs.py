@@ -137,12 +137,7 @@ class Clusters:
 
 
 def by_colour(points: Tensor, labels: Tensor) -> DiagonalMixture:
-    """The likeliest mixture with one Gaussian for the points (N, 2) of each colour.
-
-    >>> by_colour(torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 9.0]]), torch.tensor([0, 0, 1])).means
-    tensor([[[1., 0.],
-             [9., 9.]]])
-    """
+    """The likeliest mixture with one Gaussian for the points (N, 2) of each colour."""
     groups = [points[labels == label] for label in labels.unique()]
     shares = torch.tensor([[len(group) / len(points) for group in groups]])
     scales = torch.stack([group.std(0, correction=0) for group in groups]).clamp_min(SMALLEST_SCALE)
