@@ -15,7 +15,7 @@ from setstream._utils.prefetch import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.layout import Packed, Sets, pack
 from setstream.sets.partition import Carriers, InMemory, draw_counts
-from setstream.sets.source import PartSource, SetSource, are_sources
+from setstream.sets.source import PartSource, SetSource
 
 Random = Generator | None
 Device = torch.device | None
@@ -130,7 +130,7 @@ def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup
     rank, ranks = 0, 1
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    if are_sources(sets):
+    if isinstance(sets, list | tuple) and sets and all(isinstance(source, SetSource) for source in sets):
         return [PartSource(source, rank, ranks) for source in sets]
     if isinstance(sets, Chunks):
         return sets.part(rank, ranks)

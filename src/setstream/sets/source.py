@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,11 +96,6 @@ class SetSource(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {len(self)} x {tuple(self.shape)}, {self.dtype})"
-
-
-def are_sources(sets: Any) -> TypeGuard[Sequence[SetSource]]:
-    """Whether this is a list of sources, one for each set."""
-    return isinstance(sets, list | tuple) and bool(sets) and all(isinstance(source, SetSource) for source in sets)
 
 
 class ChunkedSource:

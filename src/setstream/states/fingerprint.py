@@ -46,8 +46,7 @@ class _Seen:
 
     def __init__(self, module: nn.Module) -> None:
         self.tensors: list[Tensor] = []
-        self._kept: list[Any] = []  # keeps ids unique
-        self._inside: dict[int, Any] = {}
+        self._inside: dict[int, tuple[Any, Any]] = {}  # values, which keeps their ids unique, and summaries
         self.values = {name: self._glance(value) for name, value in contents(module)}
 
     def _glance(self, value: Any) -> Any:
@@ -57,9 +56,8 @@ class _Seen:
             self.tensors.append(value)
             return id(value), 0 if value.is_inference() else value._version, value.dtype
         if id(value) in self._inside:
-            return self._inside[id(value)]
-        self._kept.append(value)
-        self._inside[id(value)] = id(value)  # it may contain itself
+            return self._inside[id(value)][1]
+        self._inside[id(value)] = value, id(value)  # it may contain itself
         summary: Any = id(value)
         if isinstance(value, list | tuple):
             summary = tuple(self._glance(item) for item in value)
@@ -75,7 +73,7 @@ class _Seen:
             summary = id(value), self._glance((value.func, value.args, value.keywords))
         elif not isinstance(value, (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, *IDLE)):
             summary = id(value), tuple((name, self._glance(item)) for name, item in attributes(value))
-        self._inside[id(value)] = summary
+        self._inside[id(value)] = value, summary
         return summary
 
 

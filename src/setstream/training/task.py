@@ -103,9 +103,9 @@ class Task(ABC):
             built = builder(**options)
         except TypeError as error:
             raise ConfigurationError(f"the model {model} does not take these options ({options}): {error}") from error
-        place = place_of(builder, model)
         with suppress(ConfigurationError):  # options that JSON cannot hold: save such a model with a builder
-            return built if place is None else built.remember(place, options)
+            if place := place_of(builder, model):
+                built.remember(place, options)
         return built
 
     @abstractmethod
