@@ -78,6 +78,12 @@ class PartialStates:
     def add_rows(self, ids: Ids, elements: Tensor) -> None:
         """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded and merged together."""
         encoder, order = self.encoder, ids.order()
+        if len(order.names) == 1:  # without `State.cat`: a file is read in blocks of one set
+            state = self._before(order.names[0])
+            for chunk in elements.split(self.chunk_size) if len(elements) else ():
+                state = encoder.update(state, chunk.unsqueeze(0).to(self.device), chunks=self.chunks)
+            self.states[order.names[0]] = state
+            return
         rows = None if order.rows is None else torch.from_numpy(order.rows)
 
         def absorb(start: int, lengths: list[int]) -> State:
