@@ -77,10 +77,7 @@ class SetSource(ABC):
         if lowest < 0 or highest >= len(self):
             raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {lowest} .. {highest}")
         cuts = ((positions.diff() > SMALL_GAP).nonzero().flatten() + 1).tolist()
-        ranges = []
-        for near in positions.tensor_split(cuts):
-            low = int(near[0])
-            ranges.append(self.read(low, int(near[-1]) + 1)[near - low])
+        ranges = [self.read(int(near[0]), int(near[-1]) + 1)[near - near[0]] for near in positions.tensor_split(cuts)]
         return torch.cat(ranges)[order.argsort()]
 
     def chunks(self, chunk_size: int, partition: str = "contiguous", *, generator: Generator | None = None) -> ChunkedSource:
