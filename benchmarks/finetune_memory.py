@@ -29,7 +29,7 @@ from setstream.data import NpySource
 from setstream.tasks.mil.models import MODELS
 from setstream.tasks.mil.task import Bags, Mil
 from setstream.training import Encode, keep_freed_memory
-from setstream.training.stages import freeze, train_mode
+from setstream.training.checkpoint import freeze, train_mode
 
 FROZEN = ["head", "encoder.pool", "encoder.phi.layers"]
 MODES = ("unbiased", "importance", "exact", "full")

@@ -28,8 +28,9 @@ from memory import peak_mib
 from torch import nn
 
 import setstream as ss
-from setstream.bulk.encode import EncodeOptions, encode_locally
-from setstream.bulk.journal import Journal
+from setstream.bulk import EncodeOptions
+from setstream.bulk.encode import encode_locally
+from setstream.bulk.partial import Journal
 from setstream.data import ArraySource, ParquetSets, SetDataset, open_collection
 from setstream.data.formats.table import Group
 
@@ -114,14 +115,14 @@ def worker(kind: str, folder: Path, elements: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         warm, journal = (Journal(Path(temporary) / name, {}) for name in ("a", "b"))
         options = EncodeOptions(chunk_size=CHUNK)
-        encode_locally(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), warm, options)
+        encode_locally(encoder, SetDataset([ArraySource(torch.randn(20_000, WIDTH), "w")]), warm, options, lambda *done: None)
         # Opening loads the format's library, which is no part of the rate.
         data = SetDataset([ArraySource(np.load(path), "0")]) if kind == "memory" else open_collection(path)
         if path.suffix in (".parquet", ".arrow"):
             next(ParquetSets(path).features(Group(path, 0, 0)))
         before = peak_mib()
         start = time.perf_counter()
-        encode_locally(encoder, data, journal, options)
+        encode_locally(encoder, data, journal, options, lambda *done: None)
         seconds = time.perf_counter() - start
         total = sum(int(state.count) for _, state in journal.states())
     assert total == elements, (total, elements)

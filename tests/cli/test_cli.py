@@ -14,8 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from setstream.cli.command import WORK
-from setstream.cli.commands import app, run
-from setstream.cli.commands.main import CATALOGUE
+from setstream.cli.commands import CATALOGUE, app, run
 from setstream.cli.serve import states_of
 from setstream.cli.sweep import combinations, next_run, read_sweep
 from setstream.cli.train import assignments

@@ -3,8 +3,8 @@
 import json
 
 from setstream._utils.import_path import TASKS
-from setstream.cli.commands.main import CATALOGUE
-from setstream.training.registry import describe_task
+from setstream.cli.commands import CATALOGUE
+from setstream.training.task import describe_task
 
 
 def catalogue_text():

@@ -12,7 +12,7 @@ from setstream.errors import MismatchError
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.loading import open_model
 from setstream.training import Trainer
-from setstream.training.registry import read_run
+from setstream.training.task import read_run
 from tests.compat import encoders
 from tests.compat.write import SAVED, bag
 

@@ -102,7 +102,7 @@ def read_everything(path):
             if isinstance(block.elements, DataError):
                 raise block.elements
     for source in open_sets(path.parent if path.suffix in ImageFolderSource.SUFFIXES else path):
-        for chunk in source.chunks(16, ahead=0):
+        for chunk in source.chunks(16):
             chunk.double().sum()
         if isinstance(source, H5Source):
             source.coords()

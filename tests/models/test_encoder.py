@@ -342,7 +342,7 @@ def test_wrong_building_blocks_are_refused():
         ss.SetEncoder(nn.Identity(), ss.nn.SetTransformer(8))
     with pytest.raises(MismatchError, match="a State is needed here"):
         make().finalize(None)
-    with pytest.raises(ShapeError, match="if this was one set .N, width., pass x.None."):
+    with pytest.raises(ShapeError, match="for one set .N, width., pass x.None."):
         make()(torch.randn(6, 3))
     with pytest.raises(ShapeError, match="it returned tuple"):
         make(nn.LSTM(3, 8))(torch.randn(1, 6, 3))

@@ -19,7 +19,7 @@ from setstream.models.weights import on_meta
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil.task import Bags, Mil
-from setstream.training.registry import SavedRun, read_run
+from setstream.training.task import SavedRun, read_run
 from tests.models.builders import build, build_encoder, build_with_values
 
 HERE = "tests.models.builders"

@@ -7,7 +7,7 @@ from setstream.report import find_runs
 from setstream.report.page import Page
 from setstream.report.runs import by_label, mean_and_sd
 from setstream.training import TrainConfig, Trainer
-from setstream.training.registry import build_task
+from setstream.training.task import build_task
 from tests.tasks.runs import SMALL_CLUSTERING, train_clustering
 
 

@@ -1,7 +1,7 @@
 """Small finished runs that reports are made of."""
 
 from setstream.training import TrainConfig, Trainer
-from setstream.training.registry import build_task
+from setstream.training.task import build_task
 
 SMALL_CLUSTERING = {"points": 32, "test_sets": 4, "test_points": 16}
 CLUSTERING = [

@@ -23,8 +23,8 @@ from setstream.tasks.documents.models import word_clusters
 from setstream.tasks.documents.task import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.tokens import tokens_of
 from setstream.training import Encode, TrainConfig, Trainer
-from setstream.training.registry import SavedRun
-from setstream.training.stages import freeze, train_mode
+from setstream.training.checkpoint import freeze, train_mode
+from setstream.training.task import SavedRun
 
 CONSISTENT = ("deepsets", "sse", "umbc+bert", "umbc+anchors+bert")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -4,7 +4,7 @@ import pytest
 
 from setstream.errors import ConfigurationError
 from setstream.training.config import TrainConfig, read_options
-from setstream.training.seeds import in_epochs, mix
+from setstream.training.task import in_epochs, mix
 
 
 def config(**options):

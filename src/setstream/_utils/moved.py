@@ -9,19 +9,33 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-#: Names within setstream, old=new. They will be removed in 0.3.
+#: Names within setstream, old=new; a new name that begins with a dot is in the same folder. They will be removed in 0.3.
 OLD_AND_NEW = """
-    collectives=states.reduce data.ahead=_utils.prefetch data.arrow_ipc=data.formats.arrow data.files=data.formats
-    data.parquet=data.table_sets data.part=sets.source data.registry=_utils.registry data.served=sets.chunks
-    data.source=sets.source data.tables=data.formats.table drawn=gradients.unbiased durable=_utils.atomic
-    encoder=models.encoder fingerprint=states.fingerprint importance=gradients.importance layout=sets.layout model=models.model
-    partition=sets.partition parts=states.accumulators passes=gradients.exact places=_utils.import_path pool=pools.base
-    pretrained=models.pretrained pure=models.functional scale=bulk scale.bulk=bulk.encode scale.journal=bulk.journal
-    scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.output scale.scatter=sets.chunks serve.run=serve.app
-    state=states.state state_io=states.serialization store=stores.store store_postgres=stores.postgres
-    store_rows=stores.backend store_sqlite=stores.sqlite stream=models.stream weights=models.weights
+    cli.app=.commands cli.demo=.report cli.evaluate=.train cli.options=.train collectives=states.reduce
+    data.ahead=_utils.prefetch data.arrow_ipc=.formats.arrow data.files=.formats data.parquet=.table_sets data.part=sets.source
+    data.registry=_utils.registry data.served=sets.chunks data.slides.camelyon=.folder data.slides.layout=.grid
+    data.slides.resize=.pyramid data.slides.tissue=.grid data.slides.write=.pyramid data.source=sets.source
+    data.tables=.formats.table drawn=gradients.unbiased durable=_utils.atomic encoder=models.encoder
+    fingerprint=states.fingerprint importance=gradients.importance integrations.sklearn.classifier=.estimators
+    integrations.sklearn.featurizer=.estimators integrations.sklearn.regressor=.estimators layout=sets.layout model=models.model
+    nn.anchors=.mlp nn.attention=.set_transformer partition=sets.partition parts=states.accumulators passes=gradients.exact
+    places=_utils.import_path pool=pools.base pools.block_sums=.kernels.block_sums pools.shared_rows=.kernels.shared_rows
+    pools.weighted_sums=.kernels.weighted_sums pretrained=models.pretrained pure=models.functional report.animation=.page
+    report.clustering=tasks.clustering.report report.completion=tasks.completion.report report.documents=tasks.documents.report
+    report.plotting=.page report.streams=tasks.clustering.report scale=bulk scale.bulk=bulk.encode scale.journal=bulk.partial
+    scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.encode scale.scatter=sets.chunks serve.live=.service
+    serve.log=.app serve.metrics=.guard serve.playground.clusters=.tabs serve.playground.messages=.tabs
+    serve.playground.pictures=.tabs serve.problems=.answers serve.run=.app serve.watching=.routes state=states.state
+    state_io=states.serialization store=stores.store store_postgres=stores.postgres store_rows=stores.backend
+    store_sqlite=stores.sqlite stream=models.stream tasks.clustering.streams=.report tasks.completion.anchored=.models
+    tasks.documents.anchored=.models tasks.documents.corpus=.corpora tasks.documents.eurlex=.corpora
+    tasks.documents.longformer=.language tasks.documents.metrics=.task tasks.documents.pubmed=.corpora
+    tasks.documents.readers=.language tasks.documents.reuters=.corpora tasks.documents.rfcs=.corpora tasks.mil.bags=.task
+    training.allocator=.processes training.crossval=cli.train training.optimizer=.checkpoint training.progress=.record
+    training.seeds=.task training.signals=.processes training.stages=.checkpoint weights=models.weights
 """
-MOVED: dict[str, str] = dict(re.findall(r"(\S+)=(\S+)", OLD_AND_NEW))
+PAIRS = re.findall(r"(\S+)=(\S+)", OLD_AND_NEW)
+MOVED: dict[str, str] = {old: old.rpartition(".")[0] + new if new[0] == "." else new for old, new in PAIRS}
 
 
 class _Moved(MetaPathFinder, Loader):

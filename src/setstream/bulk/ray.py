@@ -14,8 +14,7 @@ import torch
 
 from setstream._utils.optional import need
 from setstream.bulk import EncodeOptions, Progress
-from setstream.bulk.journal import Journal
-from setstream.bulk.partial import encode_share
+from setstream.bulk.partial import Journal, encode_share
 from setstream.data.collection import SetCollection, Share
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
@@ -75,9 +74,7 @@ def ray_states(
         yield row["id"], None if row["problem"] else State.from_bytes(row["state"]), row["problem"]
 
 
-def encode_on_ray(
-    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, progress: Progress = lambda *done: None
-) -> None:
+def encode_on_ray(encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, show: Progress) -> None:
     """Encode all shares, in rounds. What a round adds is committed at once, so a killed run goes on after its last round."""
     shares = data.shares(SHARE, journal.skip)
     if journal.position < len(shares):
@@ -87,7 +84,7 @@ def encode_on_ray(
                 states = ray_states(encoder, data, shares[start:stop], workers, options.chunk_size)
                 journal.commit(_added(states, journal), stop)
                 done = shares[:stop]
-                progress(sum(share.elements for share in done), sum(share.units for share in done))
+                show(sum(share.elements for share in done), sum(share.units for share in done))
     journal.arrange(data.output_order)
 
 

@@ -90,18 +90,12 @@ def command(
     return declare
 
 
-def _version(asked: bool) -> None:
-    if asked:
+@app.callback(invoke_without_command=True)
+def common_options(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
+    """Options before the command."""
+    if version:
         console.print(__version__)
         raise typer.Exit
-
-
-Version = Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")]
-
-
-@app.callback()
-def common_options(version: Version = False) -> None:
-    """Options before the command."""
 
 
 def run() -> None:

@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from setstream.bulk.encode import EncodeOptions, encode_sets
+from setstream.bulk import EncodeOptions
+from setstream.bulk.encode import encode_sets
 from setstream.cli.command import Text, console, pop_opening, print_skipped, progress_bar
 from setstream.data import open_collection
 from setstream.tasks.loading import open_model

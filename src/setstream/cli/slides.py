@@ -10,7 +10,6 @@ from setstream.cli.command import File, Text, Words, console, print_skipped, pro
 from setstream.data import H5Source
 from setstream.data import slides as wsi
 from setstream.errors import ConfigurationError, DataError
-from setstream.sets.source import SetSource
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
@@ -71,12 +70,8 @@ def run_heatmap(
     if table not in ("csv", "parquet", "h5"):
         raise ConfigurationError(f"the table must be csv, parquet or h5; got {table!r}")
     network = open_model(model, **load)
-    source: SetSource
-    if features_of is not None:
-        source, grid = H5Source(features_of), wsi.read_grid(features_of)
-    else:
-        source = wsi.SlideSource(slide, patches)
-        grid = source.grid
+    source = wsi.SlideSource(slide, patches) if features_of is None else H5Source(features_of)
+    grid = source.grid if isinstance(source, wsi.SlideSource) else wsi.read_grid(source.path)
     with console.status("computing scores"):
         scores = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
     with wsi.Slide(slide) as opened:

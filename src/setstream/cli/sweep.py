@@ -63,7 +63,6 @@ class Run:
         return True
 
     def start(self, threads: int) -> subprocess.Popen[bytes]:
-        """Start or resume it in a separate process."""
         options = self.folder / "options.json"
         write_atomically(options, json.dumps(self.config.to_dict()))
         command = [sys.executable, "-m", "setstream.cli", "train", "--config", str(options), "--out", str(self.folder)]

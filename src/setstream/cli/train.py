@@ -24,7 +24,7 @@ from setstream.errors import ConfigurationError
 from setstream.training import Trainer
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.processes import choose_device
-from setstream.training.registry import SavedRun, build_task, read_run
+from setstream.training.task import SavedRun, build_task, read_run
 
 INTERRUPTED = 130
 

@@ -246,7 +246,6 @@ class SetLoader:
     shuffle: bool = False  #: whether each epoch has a new order of the sets
     partition: str | None = None
     seed: int = 0
-    ahead: int = 2
     parallel: str | None = None
 
     def __post_init__(self) -> None:
@@ -271,7 +270,7 @@ class SetLoader:
             sources = [self.dataset.sources[number] for number in numbers.tolist()]
             parts = [PartSource(source, self.rank, self.ranks) for source in sources] if self.parallel == "set" else sources
             partition = self.partition or ("blocks" if self.shuffle else "contiguous")
-            chunks = SourceChunks(parts, self.chunk_size, partition, generator, self.ahead)
+            chunks = SourceChunks(parts, self.chunk_size, partition, generator)
             yield SetBatch(chunks, [source.label for source in sources], [source.id for source in sources])
 
     def _batches(self, order: Tensor) -> list[Tensor]:

@@ -48,7 +48,6 @@ def export(model: SetModel, folder: str | Path, elements: Tensor, *, chunks: str
 
     Args:
         model: The model; it is exported in eval mode.
-        folder: The folder to write to.
         elements: (M, ...), an example of elements; one is enough.
         chunks: "average" exports a model that is not consistent, whose answer depends on the chunks that it is given.
     """

@@ -28,7 +28,6 @@ class PoolAggregation(Aggregation):
     """Any pool as an aggregation; several results (`ss.Parallel`) are concatenated.
 
     Args:
-        pool: The pool.
         flatten: Put the slots of a group into one row, as PyG's layers expect; False keeps (groups, num_slots, out_dim).
 
     >>> aggregate = PoolAggregation(ss.Parallel(slots=ss.UMBC(8, num_slots=4), most=ss.DeepSets("max")))
@@ -47,7 +46,6 @@ class PoolAggregation(Aggregation):
 
     @property
     def pool(self) -> Pool:
-        """The pool that aggregates."""
         return self.encoder.pool
 
     def reset_parameters(self) -> None:

@@ -23,15 +23,11 @@ from setstream.states.state import State
 
 Tensors = dict[str, Tensor]
 
-COUNT = "count"
-
 
 def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | None = None) -> Tensors:
     """The tensors of `batch` sets without elements.
 
     Args:
-        encoder: The encoder of the sets.
-        batch: How many sets.
         elements: (M, ...), an example of elements; one is enough.
         chunks: "average" accepts a pool that is not consistent, whose chunks are averaged; otherwise a ConsistencyError.
 
@@ -46,15 +42,13 @@ def empty(encoder: SetEncoder, batch: int, elements: Tensor, *, chunks: str | No
         features = encoder.phi(encoder.cast(elements[:1]))
         nothing = encoder.pool.empty(batch, features.device)
         # A pool may not know the width of its parts before it has seen an element.
-        seen = encoder.pool.accumulate(
-            encoder.pool.prepare(nothing), features.unsqueeze(0).expand(batch, *features.shape), None
-        )
+        seen = encoder.pool.accumulate(encoder.pool.prepare(nothing), features.expand(batch, *features.shape), None)
         merged = {name: part.merge(seen[name]) if name in seen else part for name, part in nothing.accumulators.items()}
     return {
         f"{name}.{key}": tensor.expand(merged[name][key].shape).contiguous().to(merged[name][key].dtype)
         for name, part in nothing.accumulators.items()
         for key, tensor in part.tensors.items()
-    } | {COUNT: nothing.count}
+    } | {"count": nothing.count}
 
 
 def update(
@@ -98,14 +92,14 @@ def finalize(encoder: SetEncoder, tensors: Tensors) -> Any:
 
 def to_tensors(state: State) -> Tensors:
     """The tensors of a state."""
-    return state.tensors() | {COUNT: state.count}
+    return state.tensors() | {"count": state.count}
 
 
 def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
     """The state of the encoder with these tensors, to save, merge or continue."""
-    if COUNT not in tensors:
-        raise ShapeError(f"the tensors of a state have a {COUNT!r}; these are {', '.join(tensors) or 'none'}")
-    state = State(_state(encoder, tensors).accumulators, tensors[COUNT], Origin(None, encoder.origin.fingerprint))
+    if "count" not in tensors:
+        raise ShapeError(f"the tensors of a state have a 'count'; these are {', '.join(tensors) or 'none'}")
+    state = State(_state(encoder, tensors).accumulators, tensors["count"], Origin(None, encoder.origin.fingerprint))
     encoder.check_state(state)
     return state.checked()
 
@@ -125,13 +119,10 @@ def _state(encoder: SetEncoder, tensors: Tensors) -> State:
         name, _, key = full_name.rpartition(".")
         if name:
             parts.setdefault(name, {})[key] = tensor
-    return State({name: kinds.get(name, Shared)(**members) for name, members in parts.items()}, tensors[COUNT])
+    return State({name: kinds.get(name, Shared)(**members) for name, members in parts.items()}, tensors["count"])
 
 
 def _merged(state: State, parts: dict[str, Accumulator], count: Tensor) -> Tensors:
-    merged = {
-        name: part.merge(parts[name]) if name in parts and not part.shared else part
-        for name, part in state.accumulators.items()
-    }
+    merged = {n: a.merge(parts[n]) if n in parts and not a.shared else a for n, a in state.accumulators.items()}
     tensors = to_tensors(State(merged, state.count + count))
     return {name: tensors[name] for name in to_tensors(state)}  # in the original order

@@ -20,9 +20,7 @@ from setstream.pools.kernels.weighted_sums import block_size
 from setstream.states.compat import read_as
 from setstream.states.state import State, fits
 
-ONE_SET = (
-    "Sets are (B, N, ...): if this was one set (N, width), pass x[None]; if it was one element (width,), pass x[None, None]"
-)
+ONE_SET = "Sets are (B, N, ...): for one set (N, width), pass x[None]; for one element (width,), pass x[None, None]"
 # Numbers in memory while phi reads a block of elements without a graph.
 BLOCK_NUMBERS = 2**21
 

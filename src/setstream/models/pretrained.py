@@ -32,6 +32,8 @@ FORMAT = 1
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Builder = str | Callable[..., nn.Module]
+Facts = dict[str, Any] | None
+Dtype = torch.dtype | None
 
 
 class Pretrained:
@@ -59,16 +61,14 @@ class Pretrained:
         folder: str | Path,
         *,
         builder: Builder | None = None,
-        options: dict[str, Any] | None = None,
-        about: dict[str, Any] | None = None,
-        dtype: torch.dtype | None = None,
+        options: Facts = None,
+        about: Facts = None,
+        dtype: Dtype = None,
     ) -> Path:
         """Write config.json and model.safetensors into a folder.
 
         Args:
-            folder: The folder to write to.
             builder: `builder(**options)` returns this model with other weights; needed unless the model knows it.
-            options: Options of the builder.
             about: Anything else for config.json: steps, scores, a licence.
             dtype: The dtype of the weights in the file, torch.float16 to halve it; None: as they are.
 
@@ -98,7 +98,7 @@ class Pretrained:
             again: nn.Module = find(place, "builder")(**known)
         if {n: t.shape for n, t in again.state_dict().items()} != {n: t.shape for n, t in module.state_dict().items()}:
             raise ConfigurationError(
-                f"{place} with the options {known} builds another model than this one: its weights have other names or shapes"
+                f"{place} with {known} builds another model than this one: its weights have other names or shapes"
             )
         config = {"format": FORMAT, "library": "setstream", "builder": place, "options": known, "about": about or {}}
         folder = Path(folder)
@@ -118,16 +118,18 @@ class Pretrained:
             trust: Import paths outside setstream, package.module:name, that config.json may name.
             revision: The revision of a model on the hub.
         """
-        folder = _folder(place, revision)
+        folder = Path(place)
+        if not folder.is_dir():
+            if not (isinstance(place, str) and HUB_ID.fullmatch(place)):
+                raise ConfigurationError(f"there is no folder {place}, and it is not the id of a model on the hub (owner/name)")
+            hub = need("huggingface_hub", "hub", "models on the hub")
+            folder = Path(hub.snapshot_download(place, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
         config = _read(folder)
         named, options = config["builder"], config["options"]
         make = find(builder, "builder") if isinstance(builder, str) else builder
-
-        def build() -> nn.Module:
-            return (make or find(named, "builder"))(**options)
-
+        weights, trusted = folder / WEIGHTS, bool(make or trust)
         with torch.random.fork_rng(), named_by_file(folder / CONFIG, trust):
-            model: Any = load_model(build, options, folder / WEIGHTS, trusted=bool(make or trust))
+            model: Any = load_model(lambda: (make or find(named, "builder"))(**options), options, weights, trusted=trusted)
         if not isinstance(model, cls):
             raise ConfigurationError(f"{named} builds a {type(model).__name__}; expected a {cls.__name__}")
         model._built = (named, options)
@@ -135,7 +137,7 @@ class Pretrained:
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, **options: Any) -> str:
         """Save this model on the hub (extra `hub`, and your own login); takes the options of `save_pretrained`."""
-        api = _hub().HfApi()
+        api = need("huggingface_hub", "hub", "models on the hub").HfApi()
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder, **options)
             api.create_repo(repo_id, private=private, exist_ok=True)
@@ -155,14 +157,6 @@ def _import_path(builder: Builder) -> str:
             "the top of a module that can be imported, not of a script or inside another function"
         )
     return place
-
-
-def _folder(place: str | Path, revision: str | None) -> Path:
-    if Path(place).is_dir():
-        return Path(place)
-    if isinstance(place, str) and HUB_ID.fullmatch(place):
-        return Path(_hub().snapshot_download(place, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-    raise ConfigurationError(f"there is no folder {place}, and it is not the id of a model on the hub (owner/name)")
 
 
 def is_saved(folder: Path) -> bool:
@@ -192,7 +186,3 @@ def _read(folder: Path) -> dict[str, Any]:
     if not isinstance(config["options"], dict) or not isinstance(config["about"], dict):
         raise ConfigurationError(f"{folder / CONFIG} cannot be read: `options` and `about` are mappings")
     return config
-
-
-def _hub() -> Any:
-    return need("huggingface_hub", "hub", "models on the hub")

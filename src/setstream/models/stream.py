@@ -44,7 +44,6 @@ class SetStream:
     Always runs in eval mode and without a graph. `state` is the whole memory of the stream: save it, send it, merge it.
 
     Args:
-        model: The model that predicts.
         chunks: "average" lets a model that is not consistent average over its chunks; otherwise a second chunk is a
             ConsistencyError.
 
@@ -73,7 +72,7 @@ class SetStream:
 
     def update(self, chunk: Sets, mask: Tensor | None = None) -> None:
         """Add the elements of `chunk` (B, n, ...), or of any other layout. The first chunk decides how many sets there are."""
-        self.state = self._after(None if self._new() else self.state, chunk, mask)
+        self.state = self._after(None if self.state is self._first else self.state, chunk, mask)
 
     def next_pass(self) -> None:
         """Begin the next pass of a model that reads its sets more than once: give it the same elements again."""
@@ -100,19 +99,16 @@ class SetStream:
             raise MismatchError("a stream cannot be merged into itself: every element would count twice")
         with evaluating(self.model):
             self.model.encoder.check_state(state)
-            if isinstance(other, SetStream) and other._new():
+            if isinstance(other, SetStream) and other.state is other._first:
                 return
             if bool(state.count.any()):
                 self.model.finalize(state, chunks=self.chunks)  # an unreadable state would make this one unreadable
-            self.state = state if self._new() else self.model.encoder.merge(self.state, state, chunks=self.chunks)
+            self.state = state if self.state is self._first else self.model.encoder.merge(self.state, state, chunks=self.chunks)
 
     def predict(self) -> Any:
         """The model's output for everything seen so far."""
         with evaluating(self.model):
             return self.model.finalize(self.state, chunks=self.chunks)
-
-    def _new(self) -> bool:
-        return self.state is self._first
 
     def _after(self, state: State | None, chunk: Sets, mask: Tensor | None) -> State:
         with evaluating(self.model):

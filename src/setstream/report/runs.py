@@ -12,8 +12,7 @@ from setstream.errors import ConfigurationError
 from setstream.report.page import Page, pyplot
 from setstream.training.config import FREE, TrainConfig, read_options
 from setstream.training.record import read_metrics
-from setstream.training.registry import SavedRun, read_run, task_class
-from setstream.training.task import Task
+from setstream.training.task import SavedRun, Task, read_run, task_class
 
 AnyTask = TypeVar("AnyTask", bound=Task)
 Key = TypeVar("Key")

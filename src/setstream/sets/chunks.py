@@ -15,7 +15,10 @@ from setstream._utils.prefetch import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.layout import Packed, Sets, pack
 from setstream.sets.partition import Carriers, InMemory, draw_counts
-from setstream.sets.source import PartSource, SetSource, are_sources
+from setstream.sets.source import PartSource, SetSource
+
+Random = Generator | None
+Device = torch.device | None
 
 
 class Chunks:
@@ -86,16 +89,10 @@ class SourceChunks(Chunks):
     """
 
     def __init__(
-        self,
-        sources: Sequence[SetSource],
-        chunk_size: int,
-        partition: str = "contiguous",
-        generator: Generator | None = None,
-        ahead: int = 2,
+        self, sources: Sequence[SetSource], chunk_size: int, partition: str = "contiguous", generator: Random = None
     ) -> None:
-        self.sources = list(sources)
-        self._options = (chunk_size, partition, generator, ahead)
-        self._chunked = [source.chunks(chunk_size, partition, generator=generator, ahead=ahead) for source in sources]
+        self.sources, self._options = list(sources), (chunk_size, partition, generator)
+        self._chunked = [source.chunks(chunk_size, partition, generator=generator) for source in sources]
 
     def _served(self) -> Iterator[list[Tensor]]:
         example = next((source for source in self.sources if len(source)), self.sources[0])
@@ -105,7 +102,7 @@ class SourceChunks(Chunks):
             return [chunks.chunk(number) if number < len(chunks) else nothing for chunks in self._chunked]
 
         count = max(1, *map(len, self._chunked))
-        return read_ahead((partial(read, number) for number in range(count)), self._options[-1])
+        return read_ahead(partial(read, number) for number in range(count))
 
     def __getitem__(self, rows: slice) -> SourceChunks:
         return SourceChunks(self.sources[rows], *self._options)
@@ -133,7 +130,7 @@ def scatter_sets(sets: Any, mask: Tensor | None = None, group: dist.ProcessGroup
     rank, ranks = 0, 1
     if dist.is_available() and dist.is_initialized():
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    if are_sources(sets):
+    if isinstance(sets, list | tuple) and sets and all(isinstance(source, SetSource) for source in sets):
         return [PartSource(source, rank, ranks) for source in sets]
     if isinstance(sets, Chunks):
         return sets.part(rank, ranks)
@@ -146,7 +143,7 @@ class Served:
 
     learned = None  # elements that are read get no gradient
 
-    def __init__(self, chunks: Chunks, device: torch.device | None, generator: Generator | None) -> None:
+    def __init__(self, chunks: Chunks, device: Device, generator: Random) -> None:
         self.chunks, self.device, self.generator = chunks, device, generator
         #: For each chunk that was read, which sets have elements in it.
         self.present: list[list[bool]] = []
@@ -215,12 +212,7 @@ class Sources(Served):
     """Files as a source of blocks: read in chunks, or whole, or only a random subset of their elements."""
 
     def __init__(
-        self,
-        sources: Sequence[SetSource],
-        chunk_size: int,
-        partition: str,
-        generator: Generator | None,
-        device: torch.device | None,
+        self, sources: Sequence[SetSource], chunk_size: int, partition: str, generator: Random, device: Device
     ) -> None:
         super().__init__(SourceChunks(sources, chunk_size, partition, generator), device, generator)
         self.sources, self.chunk_size = sources, chunk_size

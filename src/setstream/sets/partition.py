@@ -74,7 +74,6 @@ class Cut:
         return self.order[self.bounds[index] : self.bounds[index + 1]] if index < len(self) else self.order[:0]
 
     def select(self, indices: Iterable[int]) -> Cut:
-        """Some of the chunks."""
         chunks = [self.chunk(index) for index in indices]
         order = chunks[0] if len(chunks) == 1 else torch.cat([self.order[:0], *chunks])
         return Cut(order, [0, *accumulate(map(len, chunks))])
@@ -207,10 +206,7 @@ class InMemory:
             carriers.append((number, pieces[-1].of(elements), torch.tensor(factors)))
         if not apart and not self.chunks_matter:
             return Blocks(elements, in_order(lengths, size)), carriers
-        others = [
-            [index for index in range(len(chunks)) if index not in counts] for chunks, counts in zip(cuts, drawn, strict=True)
-        ]
-        rest = [chunks.select(indices) for chunks, indices in zip(cuts, others, strict=True)]
+        rest = [each.select(sorted({*range(len(each))} - counts.keys())) for each, counts in zip(cuts, drawn, strict=True)]
         if not self.chunks_matter:
             rest = [even_cut(chunks.order, max(1, size // len(lengths))) for chunks in rest]
         return Blocks(elements, [*pieces, *columns(rest, lengths)]), carriers

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from setstream._utils.prefetch import read_ahead
 from setstream.errors import ConfigurationError, ShapeError
@@ -77,17 +77,12 @@ class SetSource(ABC):
         if lowest < 0 or highest >= len(self):
             raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {lowest} .. {highest}")
         cuts = ((positions.diff() > SMALL_GAP).nonzero().flatten() + 1).tolist()
-        ranges = []
-        for near in positions.tensor_split(cuts):
-            low = int(near[0])
-            ranges.append(self.read(low, int(near[-1]) + 1)[near - low])
+        ranges = [self.read(int(near[0]), int(near[-1]) + 1)[near - near[0]] for near in positions.tensor_split(cuts)]
         return torch.cat(ranges)[order.argsort()]
 
-    def chunks(
-        self, chunk_size: int, partition: str = "contiguous", *, generator: torch.Generator | None = None, ahead: int = 2
-    ) -> ChunkedSource:
+    def chunks(self, chunk_size: int, partition: str = "contiguous", *, generator: Generator | None = None) -> ChunkedSource:
         """All elements in chunks, which can be iterated any number of times, in the same order each time."""
-        return ChunkedSource(self, chunk_size, partition, generator, ahead)
+        return ChunkedSource(self, chunk_size, partition, generator)
 
     def tensor(self) -> Tensor:
         """All elements, in memory."""
@@ -100,22 +95,15 @@ class SetSource(ABC):
         return f"{type(self).__name__}({self.id!r}, {len(self)} x {tuple(self.shape)}, {self.dtype})"
 
 
-def are_sources(sets: Any) -> TypeGuard[Sequence[SetSource]]:
-    """Whether this is a list of sources, one for each set."""
-    return isinstance(sets, list | tuple) and bool(sets) and all(isinstance(source, SetSource) for source in sets)
-
-
 class ChunkedSource:
     """The chunks of one source: (n, ...) tensors, read ahead of their use."""
 
-    def __init__(
-        self, source: SetSource, chunk_size: int, partition: str, generator: torch.Generator | None, ahead: int
-    ) -> None:
+    def __init__(self, source: SetSource, chunk_size: int, partition: str, generator: Generator | None) -> None:
         if partition not in PARTITIONS:
             raise ConfigurationError(f"unknown partition {partition!r}: choose one of {', '.join(PARTITIONS)}")
         if chunk_size < 1:
             raise ConfigurationError(f"chunk_size must be at least 1; got {chunk_size}")
-        self.source, self.chunk_size, self.ahead = source, chunk_size, ahead
+        self.source, self.chunk_size = source, chunk_size
         self.in_order = partition == "contiguous"
         starts = torch.arange(0, len(source), chunk_size)
         self.starts = starts[torch.randperm(len(starts), generator=generator)] if partition == "blocks" else starts
@@ -125,21 +113,20 @@ class ChunkedSource:
         return len(self.starts)
 
     def chunk(self, number: int) -> Tensor:
-        """Chunk `number`."""
         start = int(self.starts[number])
         stop = min(start + self.chunk_size, len(self.source))
         return self.source.read(start, stop) if self.order is None else self.source.take(self.order[start:stop])
 
     def __iter__(self) -> Iterator[Tensor]:
         if not self.in_order:
-            yield from read_ahead((partial(self.chunk, number) for number in range(len(self))), self.ahead)
+            yield from read_ahead(partial(self.chunk, number) for number in range(len(self)))
             return
         # Passing a chunk between threads costs as much as reading a small one: read several at a time.
         size = len(self.source)
         chunk_bytes = self.chunk_size * math.prod(self.source.shape) * self.source.dtype.itemsize if size else 1
         step = self.chunk_size * max(1, READ_BYTES // max(1, chunk_bytes))
         reads = (partial(self.source.read, start, min(start + step, size)) for start in range(0, size, step))
-        for block in read_ahead(reads, self.ahead):
+        for block in read_ahead(reads):
             yield from block.split(self.chunk_size)
 
 

@@ -11,10 +11,10 @@ import json
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from setstream.states.accumulators.base import NOTHING, Accumulator
-from setstream.states.digest import hash_tensors
+from setstream.states.digest import tensor_bytes
 
 
 def read_as(accumulators: dict[str, Accumulator], like: Mapping[str, Accumulator]) -> dict[str, Accumulator]:
@@ -44,4 +44,7 @@ def fingerprint_0_1(module: nn.Module) -> str:
         declared = getattr(child, "configuration", None)
         options = declared() if callable(declared) else shown
         hasher.update(json.dumps([name, type(child).__name__, options]).encode())
-    return hash_tensors(hasher, module.state_dict())
+    for name, tensor in sorted(module.state_dict().items()):
+        if isinstance(tensor, Tensor):
+            hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode() + tensor_bytes(tensor))
+    return hasher.hexdigest()

@@ -10,7 +10,6 @@ values that do not change what it computes.
 
 import functools
 import hashlib
-import json
 import logging
 import re
 import sys
@@ -46,17 +45,11 @@ def digest(data: bytes) -> str:
 
 def tensor_bytes(tensor: Tensor) -> bytes:
     """The raw bytes of a tensor, of any dtype, as in a file."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-
-
-def hash_tensors(hasher: "hashlib.blake2b", tensors: Mapping[str, Any]) -> str:
-    """The digest of a hasher after names, types, shapes and bytes of tensors."""
-    for name, tensor in sorted(tensors.items()):
-        if isinstance(tensor, Tensor):
-            hasher.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-            hasher.update(tensor_bytes(tensor))
-    return hasher.hexdigest()
+    try:
+        return tensor.numpy(force=True).tobytes()
+    except TypeError:  # a type that numpy does not have
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _library(thing: type | Callable[..., Any]) -> str:
@@ -203,9 +196,12 @@ class ModuleDigest:
             from_class = function is None or getattr(type(owner), value.__name__, None) is function
             return "method", value.__name__ if from_class else self._of(function, name), self._of(owner, name)
         if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
-            if not isinstance(value, types.FunctionType) or _can_be_imported(value):
-                where = _library(value) or getattr(value, "__module__", None)
-                return "name", where, getattr(value, "__qualname__", value.__name__)
+            path, module = getattr(value, "__qualname__", value.__name__), getattr(value, "__module__", None)
+            found = functools.reduce(
+                lambda owner, part: getattr(owner, part, None), path.split("."), sys.modules.get(str(module))
+            )
+            if not isinstance(value, types.FunctionType) or found is value:
+                return "name", _library(value) or module, path
         elif hasattr(value, "__dict__") or any(map(_slots, type(value).__mro__)):
             outside = self._in_transformers
             self._in_transformers = outside or _library(type(value)) == "transformers"
@@ -217,10 +213,3 @@ class ModuleDigest:
             "Write a function at the top of a module, or make it a torch.nn.Module. If it does not change what the encoder "
             f"computes, say so in its module's class: not_in_fingerprint = ({name.rpartition('.')[2]!r},)"
         )
-
-
-def _can_be_imported(function: types.FunctionType) -> bool:
-    value: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
-        value = getattr(value, name, None)
-    return value is function

@@ -31,6 +31,7 @@ from setstream.states.compat import fingerprint_0_1
 from setstream.states.digest import IDLE, PLAIN, ModuleDigest, attributes, contents
 
 VERSION = "2:"
+OPAQUE = (Mapping, set, frozenset, np.ndarray, functools.partial)  # whose contents are not watched
 _steps = 0
 
 
@@ -47,8 +48,7 @@ class _Seen:
 
     def __init__(self, module: nn.Module) -> None:
         self.tensors: list[Tensor] = []
-        self._kept: list[Any] = []  # keeps ids unique
-        self._inside: dict[int, Any] = {}
+        self._inside: dict[int, tuple[Any, Any]] = {}  # values, which keeps their ids unique, and summaries
         self.values = {name: self._glance(value) for name, value in contents(module)}
 
     def _glance(self, value: Any) -> Any:
@@ -58,9 +58,8 @@ class _Seen:
             self.tensors.append(value)
             return id(value), 0 if value.is_inference() else value._version, value.dtype
         if id(value) in self._inside:
-            return self._inside[id(value)]
-        self._kept.append(value)
-        self._inside[id(value)] = id(value)  # it may contain itself
+            return self._inside[id(value)][1]
+        self._inside[id(value)] = value, id(value)  # it may contain itself
         summary: Any = id(value)
         if isinstance(value, list | tuple):
             summary = tuple(self._glance(item) for item in value)
@@ -76,7 +75,7 @@ class _Seen:
             summary = id(value), self._glance((value.func, value.args, value.keywords))
         elif not isinstance(value, (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, *IDLE)):
             summary = id(value), tuple((name, self._glance(item)) for name, item in attributes(value))
-        self._inside[id(value)] = summary
+        self._inside[id(value)] = value, summary
         return summary
 
 
@@ -113,9 +112,7 @@ class _Watch:
                 self.tensors.append(value)
             elif isinstance(value, list | tuple):
                 self._watch(value, [*range(len(value))])
-            elif isinstance(value, Mapping | set | frozenset | np.ndarray | functools.partial) or hasattr(
-                type(value), "__slots__"
-            ):
+            elif isinstance(value, OPAQUE) or hasattr(type(value), "__slots__"):
                 self.simple = False
             elif not isinstance(value, (*PLAIN, type, types.FunctionType, types.BuiltinFunctionType, nn.Module, *IDLE)):
                 self.simple &= hasattr(value, "__dict__")
@@ -154,35 +151,32 @@ class Origin:
         self._digest_0_1: str | None = None
         #: What was computed from the module, for as long as this is its origin.
         self.known: dict[str, Any] = {}
-        self._seen = None if module is None else _Seen(module)
-        self._watch = None if module is None else _Watch(module)
-        self._probe, self._steps = [] if self._seen is None else _probe(self._seen.tensors), _steps
+        if module is not None:
+            self._seen, self._watch, self._steps = _Seen(module), _Watch(module), _steps
+            self._probe = _probe(self._seen.tensors)
 
     def current(self, *, look: bool = False) -> bool:
         """Whether the module has not changed since this origin was made; `look`: compare the numbers in any case."""
-        return self._module is not None and self._changed(look) is None
+        return self._module is not None and self._changed(self._module, look) is None
 
-    def _changed(self, look: bool) -> str | None:
+    def _changed(self, module: nn.Module, look: bool) -> str | None:
         """The name of something that has changed."""
-        if self._module is None or self._seen is None or self._watch is None:
-            return None
         if not look and self._steps == _steps and self._watch.unchanged():
             return None
-        now, before = _Seen(self._module), self._seen.values
+        now, before = _Seen(module), self._seen.values
         if now.values != before:
             return min(now.values.keys() ^ before.keys() or {name for name in before if now.values[name] != before[name]})
         if look or self._steps != _steps:
             if _probe(now.tensors) != self._probe:
                 return "a weight"
             self._steps = _steps
-        self._watch = _Watch(self._module)
+        self._watch = _Watch(module)
         return None
 
     @property
     def fingerprint(self) -> str:
-        """The digest as text."""
         if self._module is not None and self._digest is None:
-            if changed := self._changed(look=True):
+            if changed := self._changed(self._module, look=True):
                 raise MismatchError(
                     f"the weights of the encoder changed after this state was made ({changed}), or an attribute that counts: "
                     "the state no longer belongs to it. Encode the elements again. If an attribute does not change what the "

@@ -12,7 +12,6 @@ of them, and what the others have in common with it (a `_Layout`) is kept: they 
 
 import hashlib
 import json
-import struct
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,8 +28,6 @@ from setstream.states.fingerprint import Origin
 FORMAT = "setstream.state"
 # 1: with `spent` in weighted sums, and plain sums of total and mass. 2: with `error`.
 VERSION = 2
-
-
 BEFORE_CHECKSUM = rb"\"checksum\": \""
 
 
@@ -84,13 +81,6 @@ def _learn(key: Hashable, data: bytes, tensors: dict[str, Tensor], metadata: dic
     return _layouts.setdefault(key, _Layout(head, tail, len(data) - start, metadata, hasher, entries))
 
 
-def _raw(tensor: Tensor) -> bytes:
-    try:
-        return tensor.numpy(force=True).tobytes()
-    except TypeError:  # a type that numpy does not have
-        return tensor_bytes(tensor)
-
-
 def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
     """The bytes of a state: equal states give equal bytes."""
     tensors = {"count": count}
@@ -105,7 +95,7 @@ def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str |
         metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
         blank = json.dumps({**metadata, "checksum": "0" * 32})
         layout = _learn(key, safetensors.torch.save(copies, {FORMAT: blank}), copies, metadata)
-    parts = {name: _raw(tensor) for name, tensor in tensors.items()}
+    parts = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
     data = bytearray(layout.size)
     for name, _, _, _, place in layout.tensors:
         data[place] = parts[name]
@@ -115,11 +105,10 @@ def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str |
 def _metadata(data: bytes) -> dict[str, Any]:
     """Our part of the header of a safetensors blob: eight bytes of length, then JSON."""
     try:
-        (length,) = struct.unpack("<Q", data[:8])
-        header = json.loads(data[8 : 8 + length])
+        header = json.loads(header_of(data)[8:])
         metadata = json.loads(header["__metadata__"][FORMAT])
         version = metadata["version"]
-    except (struct.error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise StateFormatError(
             f"these {len(data)} bytes are not a setstream state, or a damaged one: no safetensors header that says so "
             f"({type(error).__name__}: {error}). Expected what State.to_bytes() or State.save() wrote."

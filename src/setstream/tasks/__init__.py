@@ -1,6 +1,6 @@
 """Tasks: each its data, its models by name, its loss, metrics and report."""
 
 from setstream._utils.import_path import TASKS
-from setstream.training.registry import task_class
+from setstream.training.task import task_class
 
 __all__ = ["TASKS", "task_class"]

@@ -9,7 +9,7 @@ from setstream.models.model import SetModel
 from setstream.models.pretrained import is_saved
 from setstream.tasks.clustering.models import pretrained
 from setstream.training.processes import choose_device
-from setstream.training.registry import SavedRun, read_run
+from setstream.training.task import SavedRun, read_run
 
 
 def open_model(

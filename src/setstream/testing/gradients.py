@@ -17,7 +17,7 @@ from setstream.gradients.encode import encode
 from setstream.models.model import SetModel
 from setstream.pools.base import named_tensors
 from setstream.sets.layout import Sets, pack
-from setstream.testing.laws import Model, allowed_error, in_float64
+from setstream.testing.laws import Mask, Model, allowed_error, in_float64
 
 SLACK_GRADIENT = 64.0  # gradients are longer sums: the full one is exact to the last place by chance more often
 Loss = Callable[[Any], Tensor]
@@ -44,13 +44,11 @@ def parameter_gradients(model: Model, sets: Sets, loss: Loss, **options: Any) ->
     return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(learned.items(), gradients, strict=True)}
 
 
-def check_exact_gradient(
-    model: Model, sets: Sets, mask: Tensor | None = None, *, chunk_size: int = 16, loss: Loss = default_loss, **options: Any
-) -> float:
+def check_exact_gradient(model: Model, sets: Sets, mask: Mask = None, *, loss: Loss = default_loss, **options: Any) -> float:
     """`encode(gradient="exact")` gives every parameter the gradient of `full`, as close to float64 as `full` is.
 
-    Further options go to `encode`, so that any mode that should be exact can be checked. Returns the largest error, relative to
-    the largest entry of that parameter's gradient.
+    Further options go to `encode` (chunk_size is 16 by default): any mode that should be exact can be checked. Returns the
+    largest error, relative to the largest entry of that parameter's gradient.
 
     >>> encoder = ss.SetEncoder(torch.nn.Linear(3, 8), ss.UMBC(8, num_slots=4, slot_residual=True))
     >>> ss.testing.check_exact_gradient(ss.SetModel(encoder, ss.nn.SetTransformer(8)), torch.randn(2, 50, 3)) < 1e-4
@@ -61,7 +59,7 @@ def check_exact_gradient(
     subject = copy.deepcopy(model).eval()
     reference = parameter_gradients(copy.deepcopy(model).double().eval(), in_float64(ragged), loss, gradient="full")
     full = parameter_gradients(subject, ragged, loss, gradient="full")
-    exact = parameter_gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": chunk_size, **options})
+    exact = parameter_gradients(subject, ragged, loss, **{"gradient": "exact", "chunk_size": 16, **options})
     largest = 0.0
     # A gradient that nearly cancels (a key bias before a softmax) is mostly rounding: compare it with the others' size.
     size = max((float(g.abs().max()) for g in reference.values() if g.numel()), default=0.0)

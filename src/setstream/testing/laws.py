@@ -136,10 +136,8 @@ def check_mini_batch_consistency(model: Model, sets: Sets, mask: Mask = None, *,
     setstream.errors.LawViolation: mini-batch consistency is broken: with chunks of ...
     """
     subject = Subject(model, sets, mask, seed)
-    return max(
-        subject.judge("mini-batch consistency", case, subject.streamed(chunks))
-        for case, chunks in _partitions(subject.sets, trials, subject.generator)
-    )
+    cases = _partitions(subject.sets, trials, subject.generator)
+    return max(subject.judge("mini-batch consistency", case, subject.streamed(chunks)) for case, chunks in cases)
 
 
 @torch.no_grad()

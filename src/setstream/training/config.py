@@ -107,7 +107,6 @@ class TrainConfig:
         return cls(**options)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as a mapping."""
         return dataclasses.asdict(self)
 
     def changed_since(self, earlier: dict[str, Any]) -> list[str]:
@@ -127,11 +126,7 @@ class TrainConfig:
 
 
 def _read_yaml(text: str) -> Any:
-    yaml = need("yaml", "cli", "YAML files")
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+    return need("yaml", "cli", "YAML files").safe_load(text)
 
 
 READERS: dict[str, Any] = {".toml": tomllib.loads, ".yaml": _read_yaml, ".yml": _read_yaml, ".json": json.loads}
@@ -145,7 +140,9 @@ def read_options(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not a configuration: its name must end in {', '.join(READERS)}")
     try:
         options = READERS[path.suffix](path.read_text())
-    except (ValueError, RecursionError) as error:  # the errors of TOML, JSON and UTF-8 are ValueErrors
+    except ConfigurationError:
+        raise
+    except Exception as error:  # each format has errors of its own
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if not isinstance(options, dict):
         raise ConfigurationError(f"{path} must hold a mapping of options; it holds a {type(options).__name__}")

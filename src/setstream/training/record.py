@@ -63,7 +63,6 @@ class Progress(ExitStack):
                 self.row = self.enter_context(self.bar).add_task(title, total=steps, completed=start, loss="", rate="")
 
     def update(self, step: int, loss: float) -> None:
-        """Show where the run is."""
         rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
         if self.bar is not None:
             self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:.1f} steps/s")

@@ -4,30 +4,38 @@
     loss         ->  a number              of one batch, through `encode`, which knows the gradient mode
     evaluate     ->  {name: number}        on held-out data
 
-Nothing else is needed to train, resume, sweep and report.
+Nothing else is needed to train, resume, sweep and report. `task_class` finds a task by name, `build_task` by a run's options,
+`SavedRun` by its folder. Random numbers depend on seed, step and rank alone: no state of a generator has to be saved, and a run
+that is resumed at step n, on any number of processes, draws the numbers that it would have drawn without stopping.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from setstream._utils.import_path import place_of
+from setstream._utils.import_path import TASKS, find, named_by_file, place_of
 from setstream.errors import ConfigurationError
+from setstream.gradients.base import generators
 from setstream.gradients.encode import encode
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
+from setstream.models.weights import load_model
 from setstream.sets.chunks import Chunks, scatter_sets
 from setstream.sets.layout import Sets
 from setstream.sets.source import SetSource
+from setstream.training.checkpoint import weights_of
+from setstream.training.config import TrainConfig, read_options
 
 Batch = dict[str, Any]
 
@@ -95,9 +103,9 @@ class Task(ABC):
             built = builder(**options)
         except TypeError as error:
             raise ConfigurationError(f"the model {model} does not take these options ({options}): {error}") from error
-        place = place_of(builder, model)
         with suppress(ConfigurationError):  # options that JSON cannot hold: save such a model with a builder
-            return built if place is None else built.remember(place, options)
+            if place := place_of(builder, model):
+                built.remember(place, options)
         return built
 
     @abstractmethod
@@ -115,3 +123,82 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """Metrics on held-out data; `quick` on a part of it, while training goes on."""
+
+
+def mix(*numbers: int) -> int:
+    """One well-mixed 63-bit seed of several numbers (the finaliser of SplitMix64, applied to each in turn)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) % 2**64
+        state ^= state >> 31
+    return state >> 1
+
+
+def in_epochs(step: int, size: int, total: int, *seed: int) -> list[int]:
+    """The indices of a step's batch among `total` items; each item comes once per epoch, in a new order each time."""
+    numbers = range(step * size, (step + 1) * size)
+    epochs = {number // total for number in numbers}
+    orders = {epoch: torch.randperm(total, generator=torch.Generator().manual_seed(mix(*seed, epoch, 5))) for epoch in epochs}
+    return [int(orders[number // total][number % total]) for number in numbers]
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Set the generators that modules draw from (dropout, slots, partitions) for one step of one rank."""
+    for generator in generators(device):
+        generator.manual_seed(mix(seed, step, rank, 1))
+
+
+def task_class(name: str) -> type[Task]:
+    """The task with this name: a built-in one, or your own as `package.module:Class`."""
+    place = TASKS.get(name, name)
+    if ":" not in place:
+        names = ", ".join(TASKS)
+        raise ConfigurationError(f"unknown task {name!r}: choose one of {names}, or give your own as package.module:Class")
+    kind = find(place, "task")
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise ConfigurationError(f"{name!r} is not a subclass of setstream.training.Task")
+    return kind
+
+
+def describe_task(name: str) -> dict[str, Any]:
+    """The summary of a task, and its models with the first lines of their docstrings."""
+    kind = task_class(name)
+    models = {model: (build.__doc__ or "").strip().partition("\n")[0] for model, build in kind.models.items()}
+    return {"summary": kind.summary, "models": models}
+
+
+def build_task(config: TrainConfig) -> Task:
+    """The task of a run whose options the caller chose."""
+    try:
+        return task_class(config.task)(**config.task_options)
+    except TypeError as error:
+        raise ConfigurationError(f"the task {config.task} does not take these options: {error}") from error
+
+
+def read_run(folder: Path) -> TrainConfig:
+    """The options of an earlier run."""
+    if not (folder / "config.json").is_file():
+        raise ConfigurationError(f"{folder} is not a run folder: it has no config.json")
+    return TrainConfig.from_dict(read_options(folder / "config.json"))
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run in a folder, with the options in its config.json; `trust`: import paths outside setstream that they may name."""
+
+    folder: Path
+    config: TrainConfig
+    trust: Iterable[str] = ()
+
+    def task(self) -> Task:
+        with named_by_file(self.folder / "config.json", self.trust):
+            return build_task(self.config)
+
+    def model(self, task: Task | None = None) -> SetModel:
+        """The model of the run, in eval mode: the final one, or that of its last checkpoint. `task`: the run's, if known."""
+        options = self.config.model_options
+        build = partial((task or self.task()).build, self.config.model, **options)
+        with named_by_file(self.folder / "config.json", self.trust):
+            return load_model(build, options, weights_of(self.folder), trusted=bool(self.trust))

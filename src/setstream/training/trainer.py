@@ -30,13 +30,11 @@ from setstream._utils.atomic import locked, write_atomically
 from setstream.errors import ConfigurationError, ConsistencyError, NonFiniteError
 from setstream.models.model import SetModel
 from setstream.models.weights import load_weights, save_weights
-from setstream.training.checkpoint import Checkpoints
+from setstream.training.checkpoint import Checkpoints, begin_with, freeze, make_optimizer, train_mode
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.processes import Processes, asked_to_stop, choose_device, keep_freed_memory
 from setstream.training.record import Metrics, Progress, environment
-from setstream.training.seeds import mix, seed_step
-from setstream.training.stages import begin_with, freeze, make_optimizer, train_mode
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, mix, seed_step
 
 BEST = "best.safetensors"
 
@@ -56,8 +54,7 @@ class _Step(nn.Module):
 
     def __init__(self, task: Task, model: SetModel, encode: Encode) -> None:
         super().__init__()
-        self.model = model
-        self._task, self._encode = task, encode
+        self.model, self._task, self._encode = model, task, encode
 
     def forward(self, batch: Batch) -> Tensor:
         return self._task.loss(self.model, batch, self._encode)

@@ -1,6 +1,183 @@
-"""The flags of every command."""
+"""The flags of the commands, in the order of `setstream --help`; those of `setstream slides` are in slides.py.
 
-from setstream.cli.command import app, run
-from setstream.cli.commands import main, slides  # noqa: F401 - they declare the commands
+`tasks` and `models` read catalogue.json and need no torch; `python -m tests.cli.write_catalogue` writes it from the tasks.
+"""
+
+import json
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated
+
+from typer import Argument, Option
+
+from setstream.cli.command import Average, Builder, Config, Device, Model, Options, Trust, Words, app, command, print_table, run
+from setstream.cli.commands import slides  # noqa: F401 - it declares commands, too
 
 __all__ = ["app", "run"]
+
+CATALOGUE = Path(__file__).with_name("catalogue.json")
+
+
+@command(
+    "setstream.cli.train:run_train",
+    "setstream train clustering umbc+set-transformer --out runs/umbc",
+    "setstream train clustering deepsets --steps 2000 --gradient full -o task.points=256",
+    "setstream train --config run.toml --out runs/mine",
+    "torchrun --nproc-per-node 2 -m setstream.cli train clustering umbc+set-transformer --out runs/two",
+    note="Ctrl-C saves and stops. The same command with the same --out resumes the run.",
+)
+def train(
+    task: Annotated[str | None, Argument(help="A task (`setstream tasks`), or package.module:Class.")] = None,
+    model: Annotated[str | None, Argument(help="A model of the task (`setstream models TASK`).")] = None,
+    out: Annotated[Path | None, Option(help="Run folder. Default: runs/TASK-MODEL-SEED.")] = None,
+    config: Config = None,
+    steps: Annotated[int | None, Option(help="Training steps.")] = None,
+    batch: Annotated[int | None, Option(help="Sets per step.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate.")] = None,
+    optimizer: Annotated[str | None, Option(help="adam, adamw or sgd.")] = None,
+    schedule: Annotated[str | None, Option(help="constant, step or cosine.")] = None,
+    gradient: Annotated[str | None, Option(help="full, exact, unbiased, importance or subset: see docs/gradients.md.")] = None,
+    chunk_size: Annotated[int | None, Option(help="Elements per chunk.")] = None,
+    grad_chunks: Annotated[int | None, Option(help="Chunks of each set that carry the gradient.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of all random numbers.")] = None,
+    device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
+    threads: Annotated[int | None, Option(help="Threads on a CPU.")] = None,
+    amp: Annotated[str | None, Option(help="Mixed precision: none or bf16.")] = None,
+    parallel: Annotated[str | None, Option(help="Under torchrun: data (some sets each) or set (a part of every set).")] = None,
+    option: Options = None,
+    resume: Annotated[bool, Option(help="Resume a run in this folder.")] = True,
+) -> None:
+    """Train a model of a task."""
+
+
+@command(
+    "setstream.cli.train:run_crossval",
+    "setstream crossval mil umbc+set-transformer --config sweeps/mil/musk1.toml --out runs/musk1-umbc",
+    note="If it is stopped, the same command continues with the unfinished folds.",
+)
+def crossval(
+    task: Annotated[str, Argument(help="A task that takes fold, count and repeat.")],
+    model: Annotated[str, Argument(help="A model of the task.")],
+    out: Annotated[Path, Option(help="Folder for the run folders.")],
+    config: Config = None,
+    folds: Annotated[int, Option(help="Folds.", min=2)] = 10,
+    repeats: Annotated[int, Option(help="Repetitions, each with new folds and a new seed.", min=1)] = 5,
+    option: Options = None,
+) -> None:
+    """Cross-validate a model."""
+
+
+@command("setstream.cli.train:run_evaluate", "setstream evaluate runs/umbc -o task.test_sets=2000")
+def evaluate(
+    folder: Annotated[Path, Argument(help="A run folder.")],
+    option: Annotated[Words, Option("-o", "--option", help="task.NAME=VALUE; may be repeated.")] = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, Option("--json", help="Print JSON, for scripts.")] = False,
+    trust: Trust = None,
+) -> None:
+    """Evaluate the model of a run, finished or not, on test data."""
+
+
+@command(
+    "setstream.cli.sweep:run_sweep",
+    "setstream sweep sweeps/clustering.toml --out runs/clustering --jobs 2",
+    note="If it is stopped, the same command continues: finished runs are skipped, others are resumed.",
+)
+def sweep(
+    file: Annotated[Path, Argument(help="TOML, YAML or JSON with a table `defaults` and tables `runs`.")],
+    out: Annotated[Path, Option(help="Folder for the run folders.")] = Path("runs"),
+    jobs: Annotated[int, Option(help="Runs at the same time.", min=1)] = 2,
+    threads: Annotated[int, Option(help="Threads per run.", min=1)] = 1,
+) -> None:
+    """Train all configurations of a file, several at a time."""
+
+
+@command(
+    "setstream.cli.encode:run_encode",
+    "setstream encode runs/mine slides/ --out slides.parquet --states states.db",
+    "setstream encode runs/mine new-patches/ --out slides.parquet --update states.db --states states-2.db",
+    "setstream encode runs/mine events.parquet --out users.h5 --engine ray",
+    note="If it is killed or stopped, the same command continues the work.",
+)
+def encode(
+    model: Model,
+    data: Annotated[Path, Argument(help="Sets: a file or folder that ss.data.open recognises.")],
+    out: Annotated[Path, Option(help="A .parquet or .h5 file: one row per set.")],
+    what: Annotated[str, Option(help="representations, predictions or both.")] = "both",
+    states: Annotated[Path | None, Option(help="Keep the states in this new store.")] = None,
+    update: Annotated[Path | None, Option(help="Add the elements to the states of this earlier store.")] = None,
+    chunk_size: Annotated[int, Option(help="Elements per chunk.", min=1)] = 4096,
+    engine: Annotated[str, Option(help="local or ray.")] = "local",
+    ray_address: Annotated[str | None, Option(help="An existing Ray cluster. Default: a local one.")] = None,
+    workers: Annotated[int | None, Option(help="Ray workers.")] = None,
+    set_column: Annotated[str | None, Option(help="For tables: the column of set ids.")] = None,
+    columns: Annotated[str | None, Option(help="For tables: the feature columns, separated by commas.")] = None,
+    skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out sets that cannot be read, and list them.")] = False,
+    chunks: Average = None,
+    device: Device = "auto",
+    builder: Builder = None,
+    trust: Trust = None,
+) -> None:
+    """Encode sets in files: representations and predictions, one row per set, in constant memory."""
+
+
+@command(
+    "setstream.cli.serve:run_serve",
+    "setstream serve bags --states bags.db",
+    "SETSTREAM_TOKENS=... setstream serve runs/mine --states postgresql://user@db/states --host 0.0.0.0",
+    needs=("serve", "fastapi", "uvicorn", "websockets", "prometheus_client"),
+    note="SIGTERM or Ctrl-C: open requests are finished, then the server stops. Every answered change is on the disk.",
+)
+def serve(
+    model: Model = "umbc+set-transformer",
+    states: Annotated[str | None, Option(help="A file or postgresql://... (several servers).", show_default="MODEL.db")] = None,
+    builder: Builder = None,
+    trust: Trust = None,
+    host: Annotated[str, Option(help="Address to bind to. The default is reachable from this machine only.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    token_file: Annotated[Path | None, Option(help="File of bearer tokens, one per line; or set SETSTREAM_TOKENS.")] = None,
+    allow_host: Annotated[Words, Option(help="A host name to answer to. Default: all; on loopback, only its own.")] = None,
+    max_body: Annotated[int, Option(help="Bytes per request.", min=1)] = 16 * 2**20,
+    max_elements: Annotated[int, Option(help="Elements per request.", min=1)] = 100_000,
+    max_sets: Annotated[int, Option(help="Sets in the store.", min=1)] = 1_000_000,
+    connections: Annotated[int, Option(help="Connections at the same time; at most half may be WebSockets.", min=1)] = 4096,
+    grace: Annotated[int, Option(help="Seconds that open requests have to finish when the server stops.", min=1)] = 30,
+    threads: Annotated[int, Option(help="Threads of the computation.", min=1)] = 1,
+    chunks: Average = None,
+    device: Device = "auto",
+    log_level: Annotated[str, Option(help="info (one line per request), warning or error.")] = "info",
+) -> None:
+    """Serve a model and the states of many sets over HTTP, with a playground as its front page."""
+
+
+@command("setstream.cli.report:run_report", "setstream report runs/clustering --out report.html")
+def report(
+    folders: Annotated[list[Path], Argument(help="Run folders, or folders that hold some.")],
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, Option(help="A folder for the page's figures as files.")] = None,
+    trust: Trust = None,
+) -> None:
+    """Turn finished runs into one self-contained HTML page."""
+
+
+@command("setstream.cli.report:run_demo", "setstream demo --out out/demo --seed 7")
+def demo(
+    out: Annotated[Path, Option(help="Folder for the figure, the animation and the report.")] = Path("out/demo"),
+    seed: Annotated[int, Option(help="The set to draw; the default is easy to see.")] = 129,
+    points: Annotated[int, Option(help="Points in the set.", min=16)] = 512,
+) -> None:
+    """Stream one set in four orders through two trained models, and compare their answers."""
+
+
+@app.command()
+def tasks() -> None:
+    """List the tasks."""
+    rows = [(name, task["summary"], str(len(task["models"]))) for name, task in json.loads(CATALOGUE.read_text()).items()]
+    print_table(("task", "what it is", "models"), rows)
+
+
+@app.command()
+def models(name: Annotated[str, Argument(metavar="TASK", help="A task or package.module:Class.")] = "clustering") -> None:
+    """List the models of a task."""
+    task = json.loads(CATALOGUE.read_text()).get(name) or resolve_name("setstream.training.task:describe_task")(name)
+    print_table(("model", "what it is"), task["models"].items())

@@ -24,11 +24,10 @@ from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.sets.partition import runs
 from setstream.sets.source import ArraySource, PartSource, SetSource
+from setstream.training.checkpoint import make_optimizer
 from setstream.training.config import TrainConfig
 from setstream.training.record import Progress
-from setstream.training.seeds import in_epochs, seed_step
-from setstream.training.stages import make_optimizer
-from setstream.training.task import Encode
+from setstream.training.task import Encode, in_epochs, seed_step
 
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
 Loss = Callable[[SetModel, Encode, Sources, Tensor], Tensor]

@@ -8,7 +8,8 @@ changes nothing. Messages are handled one after another: a client that waits for
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -40,20 +41,16 @@ class Session:
     """The tabs of one visitor, each made when it is first used."""
 
     def __init__(self) -> None:
-        self._tabs: dict[type, Any] = {}
+        self._tab: Callable[[type], Any] = cache(lambda kind: kind())
 
     def answers(self, text: str) -> Iterator[dict[str, Any]]:
-        """All answers to a message."""
         ask = None
         try:
             envelope = Envelope.model_validate_json(text)
             ask = envelope.ask
             if envelope.do not in TABS:
                 raise DataError(f"unknown verb {envelope.do[:40]!r}: expected one of {', '.join(TABS)}")
-            kind = TABS[envelope.do]
-            if kind not in self._tabs:
-                self._tabs[kind] = kind()
-            answer = getattr(self._tabs[kind], envelope.do)(**(envelope.model_extra or {}))
+            answer = getattr(self._tab(TABS[envelope.do]), envelope.do)(**(envelope.model_extra or {}))
             if isinstance(answer, dict):
                 yield {"ask": ask, "last": True} | answer
             else:

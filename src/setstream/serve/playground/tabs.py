@@ -55,10 +55,7 @@ class Clusters:
 
     def __init__(self) -> None:
         self.models = load(clustering.pretrained, CLUSTERING)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
+        self.clear()
 
     def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
         self.points, self.labels, self.truth, self.count = points, labels, truth, 0
@@ -86,7 +83,7 @@ class Clusters:
     @validate_call
     def clear(self) -> dict[str, Any]:
         """Begin with an empty set."""
-        self._clear()
+        self._begin(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long), None)
         return self._oracle()
 
     @validate_call
@@ -140,12 +137,7 @@ class Clusters:
 
 
 def by_colour(points: Tensor, labels: Tensor) -> DiagonalMixture:
-    """The likeliest mixture with one Gaussian for the points (N, 2) of each colour.
-
-    >>> by_colour(torch.tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 9.0]]), torch.tensor([0, 0, 1])).means
-    tensor([[[1., 0.],
-             [9., 9.]]])
-    """
+    """The likeliest mixture with one Gaussian for the points (N, 2) of each colour."""
     groups = [points[labels == label] for label in labels.unique()]
     shares = torch.tensor([[len(group) / len(points) for group in groups]])
     scales = torch.stack([group.std(0, correction=0) for group in groups]).clamp_min(SMALLEST_SCALE)

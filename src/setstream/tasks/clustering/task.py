@@ -24,8 +24,7 @@ from setstream.tasks.clustering.mixtures import DiagonalMixture, Sample, sample
 from setstream.tasks.clustering.models import MODELS
 from setstream.tasks.clustering.released import MODELS as RELEASED
 from setstream.tasks.registry import RenamedModels, predict_in_chunks
-from setstream.training.seeds import mix
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, mix
 
 TEST_BATCH = 100
 #: The paper's names, and what they mean.

@@ -21,8 +21,7 @@ from setstream.report.runs import Group, add_results, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
 from setstream.tasks.registry import predict_in_chunks
-from setstream.training.seeds import mix
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, mix
 
 REGISTRY = {"cifar10": cifar10, "mnist": mnist}  # fetched; the others are read from a folder
 DATA = (*REGISTRY, "celeba", "folder")

@@ -26,8 +26,7 @@ from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
 from setstream.tasks.registry import interval_ends
-from setstream.training.seeds import in_epochs
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, in_epochs
 
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}  #: `fewest_words`, `label_minimum`
 TEST_BATCH = 8

@@ -25,8 +25,7 @@ from setstream.nn.backbones import backbone as named_backbone
 from setstream.pools import DeepSets
 from setstream.tasks.mil.task import Bag, Bags, Mil
 from setstream.tasks.registry import Builder
-from setstream.training.seeds import mix
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, mix
 
 SMALLEST, LARGEST = 500, 4000
 SIDE, CLASSES = 32, 10

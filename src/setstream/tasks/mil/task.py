@@ -24,8 +24,7 @@ from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
 from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS
-from setstream.training.seeds import in_epochs, mix
-from setstream.training.task import Batch, Encode, Task
+from setstream.training.task import Batch, Encode, Task, in_epochs, mix
 
 Bag = Tensor | SetSource
 ENOUGH = 20  #: with fewer test bags, no intervals are computed
