@@ -21,7 +21,7 @@ WIDTH = 3
 
 
 def make(train=False):
-    return MODELS["ab-mil"](in_dim=WIDTH, widths=[8]).train(train)
+    return MODELS["ds-mil"](in_dim=WIDTH, widths=[8]).train(train)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_encode(x, gradient, served):
 
 def test_encode_in_one_piece(model, x):
     torch.testing.assert_close(ss.encode(model.encoder, x, chunk_size=7, gradient="full"), model.encoder(x))
-    assert ss.encode(model.encoder, x, chunk_size=7, gradient="subset").shape == (2, 8)
+    assert ss.encode(model.encoder, x, chunk_size=7, gradient="subset").shape == (2, 2)
     with torch.no_grad():
         torch.testing.assert_close(ss.encode(model.encoder, x, chunk_size=7, gradient="full"), model.encoder(x))
         with pytest.raises(ConsistencyError):
@@ -126,7 +126,7 @@ def test_store(model, x, tmp_path):
         torch.testing.assert_close(store.predict("a"), model(x[:1, :12]).detach())
     with ss.StateStore(tmp_path / "states.db", model, chunks="average") as store:
         assert store.merge("a", "b") == 20
-        assert store.predict("a").shape == (1, 1)
+        assert store.predict("a").shape == (1, 2)
     with ss.StateStore(tmp_path / "states.db", model) as store, pytest.raises(ConsistencyError):
         store.predict("a")
 
@@ -168,7 +168,7 @@ def test_bulk_of_a_table(model, tmp_path):
 
 
 def test_command_line(model, files, tmp_path):
-    model.save_pretrained(tmp_path / "model", builder=MODELS["ab-mil"], options={"in_dim": WIDTH, "widths": [8]})
+    model.save_pretrained(tmp_path / "model", builder=MODELS["ds-mil"], options={"in_dim": WIDTH, "widths": [8]})
     out = tmp_path / "rows.parquet"
     words = ["encode", str(tmp_path / "model"), str(files), "--out", str(out), "--chunk-size", "7"]
     ended = CliRunner().invoke(app, words)
@@ -188,7 +188,7 @@ def bags():
 
 def test_training(tmp_path):
     def trainer(name, **options):
-        config = TrainConfig(task="mil", model="ab-mil", steps=2, batch=2, tensorboard=False, chunk_size=4, **options)
+        config = TrainConfig(task="mil", model="ds-mil", steps=2, batch=2, tensorboard=False, chunk_size=4, **options)
         return Trainer(Mil(bags=bags(), count=2), config, tmp_path / name, shown=False)
 
     for gradient in ("unbiased", "exact", "importance"):
@@ -203,7 +203,7 @@ def test_training_means_the_model_that_is_tested():
     from setstream.training.task import Encode
 
     task = Mil(bags=bags(), count=2)
-    model = task.build("ab-mil", widths=[8]).eval()
+    model = task.build("ds-mil", widths=[8]).eval()
     batch = task.batch(0, 4, torch.Generator())
     small = task.loss(model, batch, Encode("full", chunk_size=4))
     torch.testing.assert_close(small, task.loss(model, batch, Encode("full", chunk_size=1000)))
@@ -276,7 +276,7 @@ def test_server(model, x, tmp_path):
     body = {"elements": x[0].tolist()}
     halves = [{"elements": x[0, :10].tolist()}, {"elements": x[0, 10:].tolist()}]
     for chunks, status in ((None, 409), ("average", 200)):
-        app_ = create_app(ss.StateStore(tmp_path / f"{chunks}.db", model, chunks=chunks), Options(), "ab-mil")
+        app_ = create_app(ss.StateStore(tmp_path / f"{chunks}.db", model, chunks=chunks), Options(), "ds-mil")
         with testclient.TestClient(app_, "http://localhost") as client:
             client.post("/sets/whole/elements", json=body)
             said = client.get("/sets/whole/prediction").json()["prediction"]

@@ -51,8 +51,7 @@ def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
             logits = torch.einsum("khd,nhd->hkn", queries.unflatten(-1, (4, -1)), keys.unflatten(-1, (4, -1)))
             expected = (logits / (keys.shape[-1] / 4) ** 0.5).softmax(-1).mean((0, 1))
         elif name == "ab-mil":
-            gate = bag.module
-            expected = gate.score(gate.content(features) * gate.gate(features)).softmax(0)[:, 0]
+            expected = bag.score(bag.content(features) * bag.gate(features)).softmax(0)[:, 0]
         else:
             expected = bag.module.dsmil(features[None], return_attention=True)[1][0, :, 0]
         torch.testing.assert_close(found.elements["attention"], expected, rtol=1e-9, atol=1e-12)
@@ -76,7 +75,7 @@ def test_a_bag_without_elements_has_no_scores():
     )
     assert bool(torch.isfinite(found.logits).all())
     with pytest.raises(DataError, match="blank has no elements"):
-        element_scores(MODELS["ab-mil"](in_dim=6), nothing)
+        element_scores(MODELS["ds-mil"](in_dim=6), nothing)
 
 
 @pytest.mark.parametrize("name", ["deepsets", "sse"])

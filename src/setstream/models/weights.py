@@ -123,6 +123,9 @@ def on_meta(build: Callable[[], Module]) -> Module:
 def check_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], path: Path) -> None:
     """Raise ConfigurationError unless the tensors of a model have these names and shapes."""
     tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name, module in model.named_modules():
+        if rename := getattr(module, "rename_weights", None):
+            rename(shapes, f"{name}." if name else "")
     for name in sorted(tensors.keys() | shapes.keys()):
         wanted, given = tensors.get(name, "missing"), shapes.get(name, "missing")
         if wanted != given:

@@ -51,7 +51,7 @@ class GatedAttention(Pool):
         self.content = nn.Sequential(nn.Linear(in_dim, hidden), nn.Tanh())
         self.gate = nn.Sequential(nn.Linear(in_dim, hidden), nn.Sigmoid()) if gated else None
         self.score = nn.Linear(hidden, branches, bias=False)
-        self.register_load_state_dict_pre_hook(self._from_whole_bag)
+        self.register_load_state_dict_pre_hook(_rename)
 
     @property
     def width(self) -> int:
@@ -95,11 +95,15 @@ class GatedAttention(Pool):
         return keys.to(features.dtype).mT, features
 
     @staticmethod
-    def _from_whole_bag(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    def rename_weights(weights: dict[str, Any], prefix: str) -> None:
         """Weights of `ss.nn.GatedAttention`, alone or in a `ChunkMean`, load into this pool."""
-        for key in [key for key in state_dict if key.startswith(f"{prefix}module.")]:
-            state_dict[prefix + key.removeprefix(f"{prefix}module.")] = state_dict.pop(key)
-        state_dict.pop(f"{prefix}score.bias", None)
+        for key in [key for key in weights if key.startswith(f"{prefix}module.")]:
+            weights[prefix + key.removeprefix(f"{prefix}module.")] = weights.pop(key)
+        weights.pop(f"{prefix}score.bias", None)
 
     def extra_repr(self) -> str:
         return f"{self.in_dim}, hidden={self.hidden}, branches={self.branches}, gated={self.gate is not None}"
+
+
+def _rename(module: nn.Module, weights: dict[str, Any], prefix: str, *_: Any) -> None:
+    GatedAttention.rename_weights(weights, prefix)

@@ -6,7 +6,7 @@
     instance     w·φ_j + b                                                the instance stream's logit, where there is one
 
 Attention takes two passes in constant memory: one for the state of the whole bag, one that divides the weights of each chunk by
-the state's normaliser. For models that need their whole bag (ab-mil, ds-mil), the features of all elements are kept in memory.
+the state's normaliser. For ds-mil, which needs its whole bag, the features of all elements are kept in memory.
 If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
 one, so a Set Transformer after the pool reads one slot per element, and `alone` costs little more than φ.
 """
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError, DataError
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
-from setstream.nn import PMA, SAB, GatedAttention
-from setstream.pools import UMBC, ChunkMean, HierarchicalSSE, Parallel, Projected
+from setstream.nn import PMA, SAB
+from setstream.pools import UMBC, ChunkMean, GatedAttention, HierarchicalSSE, Parallel, Projected
 from setstream.sets.source import SetSource
 from setstream.states.state import State
 from setstream.tasks.mil.models import BagHead, BothStreams
@@ -97,11 +97,9 @@ def _attention(bag: nn.Module, state: State | None) -> Weigh | None:
     whole = bag.module if isinstance(bag, ChunkMean) else None
     if isinstance(whole, BothStreams):
         return lambda features: whole.dsmil.streams(features[None])[2][0].mean(-1)
-    if isinstance(whole, GatedAttention):
-        return lambda features: whole(features[None], return_attention=True)[1][0]
     first = bag.first if isinstance(bag, HierarchicalSSE) else bag
-    if state is None or not isinstance(first, UMBC):
+    if state is None or not isinstance(first, UMBC | GatedAttention):
         return None
-    if first.activation.name.startswith("slot-") and not first.activation.normalise:
+    if isinstance(first, UMBC) and first.activation.name.startswith("slot-") and not first.activation.normalise:
         return None  # the weights of each element sum to one over the slots
     return lambda features: first.attention(features[None], state)[0].mean((0, 1))

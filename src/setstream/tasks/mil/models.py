@@ -5,7 +5,7 @@
 
 phi is the backbone (for images; none for stored features) and the layers, so a model without a backbone has the same weight
 names as one with it. Both streams read one pass of phi (`Parallel`), and the instance stream, a maximum, needs constant memory
-like the other. It is left out unless `two_stream`. Models of whole bags (ab-mil, ds-mil) are wrapped in `ChunkMean`.
+like the other. It is left out unless `two_stream`. ds-mil, which needs its whole bag, is wrapped in `ChunkMean`.
 """
 
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn import DSMIL, DiffEM, FSPool, GatedAttention
+from setstream.nn import DSMIL, DiffEM, FSPool
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.mlp import mlp
 from setstream.nn.set_transformer import set_transformer_head
-from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, Parallel, Projected
+from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, GatedAttention, Parallel, Projected
 from setstream.pools.base import Pool
 from setstream.tasks.registry import variants
 
@@ -85,9 +85,16 @@ def _two_layers(width: int, in_dim: int | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(in_dim or width, width), nn.ReLU(), nn.Linear(width, 1))
 
 
+class OneBranch(nn.Linear):
+    """A linear layer on the only branch of gated attention, (B, 1, width) to (B, 1)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(z.squeeze(1))
+
+
 def ab_mil(width: int) -> Parts:
-    """Gated attention over the whole bag, then a linear layer."""
-    return ChunkMean(GatedAttention(width, 64), width), nn.Linear(width, 1)
+    """Gated attention, then a linear layer."""
+    return GatedAttention(width, 64), OneBranch(width, 1)
 
 
 def ds_mil(width: int) -> Parts:
