@@ -21,13 +21,13 @@ OLD_AND_NEW = """
     nn.anchors=.mlp nn.attention=.set_transformer partition=sets.partition parts=states.accumulators passes=gradients.exact
     places=_utils.import_path pool=pools.base pools.block_sums=.kernels.block_sums pools.shared_rows=.kernels.shared_rows
     pools.weighted_sums=.kernels.weighted_sums pretrained=models.pretrained pure=models.functional report.animation=.page
-    report.clustering=tasks.clustering.report report.completion=tasks.completion.report report.documents=tasks.documents.report
-    report.plotting=.page report.streams=tasks.clustering.report scale=bulk scale.bulk=bulk.encode scale.journal=bulk.partial
+    report.clustering=tasks.clustering.task report.completion=tasks.completion.task report.documents=tasks.documents.task
+    report.plotting=.page report.streams=tasks.clustering.task scale=bulk scale.bulk=bulk.encode scale.journal=bulk.partial
     scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.encode scale.scatter=sets.chunks serve.live=.service
     serve.log=.app serve.metrics=.guard serve.playground.clusters=.tabs serve.playground.messages=.tabs
     serve.playground.pictures=.tabs serve.problems=.answers serve.run=.app serve.watching=.routes state=states.state
     state_io=states.serialization store=stores.store store_postgres=stores.postgres store_rows=stores.backend
-    store_sqlite=stores.sqlite stream=models.stream tasks.clustering.streams=.report tasks.completion.anchored=.models
+    store_sqlite=stores.sqlite stream=models.stream tasks.clustering.streams=.task tasks.completion.anchored=.models
     tasks.documents.anchored=.models tasks.documents.corpus=.corpora tasks.documents.eurlex=.corpora
     tasks.documents.longformer=.language tasks.documents.metrics=.task tasks.documents.pubmed=.corpora
     tasks.documents.readers=.language tasks.documents.reuters=.corpora tasks.documents.rfcs=.corpora tasks.mil.bags=.task

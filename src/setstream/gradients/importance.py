@@ -110,7 +110,9 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
         else:
             forward = run.forward(blocks, cache.keep) if first is None else run.forward(blocks, known=cache.features)
     sampling = ImportanceSampling(run, forward, blocks, cache, first)
-    options.shared["first"] = first or sampling
+    options.shared.clear()  # nothing is kept alive by a circle
+    if encoder.pool.pass_of(run.empty) < encoder.passes:
+        options.shared["first"] = first or sampling
     return run.encode(forward, sampling)
 
 
@@ -178,7 +180,7 @@ class ImportanceSampling:
         for index, block in enumerate(self.blocks):
             features = self.cache.features(index, block)
             g = own.to_features(index, block, features, sums, want)
-            if g is None:
+            if g is None or want is None:
                 continue
             if later:
                 g = g + self._through_pools(later, index, block, features)

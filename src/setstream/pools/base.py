@@ -62,7 +62,15 @@ def parameter_dtype(module: nn.Module) -> torch.dtype | None:
 
 
 def given_slots(state: State) -> Tensor | None:
-    """The slots (B, num_slots, slot_dim) that an earlier pass gives to a pool; None in a first pass."""
+    """The slots (B, num_slots, slot_dim) that an earlier pass gives to a pool; None in a first pass.
+
+    >>> import torch, setstream as ss
+    >>> pools = [ss.UMBC(8, num_slots=4), ss.UMBC(8, num_slots=4, slots="given")]
+    >>> encoder = ss.SetEncoder(torch.nn.Identity(), ss.MultiPass(pools, between=[torch.nn.Linear(8, 8)]))
+    >>> begun = encoder.next_pass(encoder.update(None, torch.randn(1, 10, 8)))
+    >>> ss.given_slots(begun.select("pass2")).shape
+    torch.Size([1, 4, 8])
+    """
     given = state.accumulators.get(GIVEN)
     return None if given is None else given["slots"]
 
@@ -203,13 +211,13 @@ class Pool(nn.Module):
             raise ShapeError(
                 f"{type(self).__name__} takes features of shape (B, N, {self.in_dim or 'D'}); got {tuple(features.shape)}"
             )
+        if not features.is_floating_point():
+            features = features.to(parameter_dtype(self) or torch.get_default_dtype())
         return cast(self.finalize(self.absorb_whole(features, mask)), parameter_dtype(self) or features.dtype)
 
     def absorb_whole(self, features: Tensor, mask: Tensor | None, begun: State | None = None) -> State:
         """The state of whole sets of features; `begun`: that of a later pass, without elements."""
         batch, size = features.shape[:2]
-        if not features.is_floating_point():
-            features = features.to(parameter_dtype(self) or torch.get_default_dtype())
         if mask is not None:
             if mask.dtype != torch.bool or mask.shape != (batch, size):
                 raise MaskError(f"the mask must be bool {(batch, size)}, True for real; got {mask.dtype} {tuple(mask.shape)}")
