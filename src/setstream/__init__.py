@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from setstream.models.encoder import SetEncoder
     from setstream.models.model import SetModel
     from setstream.models.stream import SetStream
+    from setstream.models.window import Window
     from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
     from setstream.pools.base import Pool
     from setstream.sets.chunks import Chunks, scatter_sets
@@ -44,6 +45,7 @@ __all__ = [
     "SetStream",
     "State",
     "StateStore",
+    "Window",
     "data",
     "encode",
     "errors",
@@ -63,6 +65,7 @@ _MODULES = {
     "models.encoder": ("SetEncoder",),
     "models.model": ("SetModel",),
     "models.stream": ("SetStream",),
+    "models.window": ("Window",),
     "pools": ("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Parallel", "Projected"),
     "pools.base": ("Pool",),
     "sets.chunks": ("Chunks", "scatter_sets"),

@@ -43,6 +43,10 @@ class ConsistencyError(SetstreamError, ValueError):
     """A set was given in several chunks, but the answer of the pool depends on where a set is cut."""
 
 
+class LateError(SetstreamError, ValueError):
+    """Elements are older than what is kept of their stream."""
+
+
 class MismatchError(SetstreamError, ValueError):
     """Two states, or a state and an encoder, do not belong together."""
 
