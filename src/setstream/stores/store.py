@@ -11,24 +11,24 @@ same set wait for each other, and no update is lost.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreFullError, UnknownSetError
+from setstream.errors import ConfigurationError, MismatchError, SetstreamError, UnknownSetError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.states import serialization
 from setstream.states.fingerprint import Origin
-from setstream.states.state import MOST_ELEMENTS, State
+from setstream.states.state import State
 from setstream.stores import checks
 from setstream.stores.backend import Row, Rows
+from setstream.stores.batch import Batch
+from setstream.stores.cache import StateCache
 from setstream.stores.checks import Change, Changed
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.sqlite import SqliteRows
@@ -36,8 +36,6 @@ from setstream.stores.sqlite import SqliteRows
 __all__ = ["Change", "Changed", "StateStore"]
 
 VERSION = 1
-# Bytes of the states that are kept parsed: the latest half, and the half before it.
-CACHE_BYTES = 2**26
 
 
 class StateStore(AbstractContextManager["StateStore"]):
@@ -69,11 +67,10 @@ class StateStore(AbstractContextManager["StateStore"]):
         self.encoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
-        self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
+        self.one_chunk = self.encoder.pool.refuse_chunks(chunks)
         is_url = str(place).startswith(("postgresql://", "postgres://"))
         self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)
-        self._cache: dict[str, tuple[bytes, State]] = {}
-        self._old_cache, self._cache_bytes = self._cache, 0
+        self._cache = StateCache(self.rows.cache_lock)
         origin = Origin(self.encoder)
         facts = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
         checks.check_facts(facts, self.rows.place, VERSION, origin)
@@ -136,7 +133,7 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def count_and_prediction(self, id: str) -> tuple[int, Any]:
         """How many elements a set has seen, and the model's prediction for them."""
-        state = self._parsed(id, self.get_bytes(id), keep=True)
+        state = self.parsed(id, self.get_bytes(id), keep=True)
         return int(state.count), self.finalize(state)
 
     @torch.no_grad()
@@ -149,7 +146,7 @@ class StateStore(AbstractContextManager["StateStore"]):
         with self.rows.transaction([checks.checked_id(id)]) as transaction:
             stored = transaction.read([id])
             if id not in stored:
-                raise self._unknown(id)
+                raise self.unknown(id)
             state = change(self.parse(stored[id]))
             checks.must_be_readable(self.finalize, [state])
             transaction.write([_row(id, state)])
@@ -163,110 +160,21 @@ class StateStore(AbstractContextManager["StateStore"]):
         or in its set, is an error: later elements would not repair the set. At most `room` sets are created.
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and checks.is_text(id)}
-        refused: dict[int, SetstreamError] = {}
-        suspects: set[str] = set()
         with self.rows.transaction(ids) as transaction:
-            stored = transaction.read(ids)
-            while True:
-                results, states, parts = self._changed(changes, stored, inf if room is None else room, refused, suspects)
-                bad = checks.unreadable(self.finalize, [*parts, *states.values()])
-                bad_parts = {id(change.part): bad[id(change.part)] for change in changes if id(change.part) in bad}
-                bad_sets = {name for name, state in states.items() if id(state) in bad} - suspects
-                if not bad_parts and not bad_sets:
-                    break
-                refused, suspects = refused | bad_parts, suspects | bad_sets
-            rows = [_row(name, states[name]) for name in sorted(states)]
+            batch = Batch(self, changes, transaction.read(ids), room)
+            rows = [_row(name, batch.states[name]) for name in sorted(batch.states)]
             transaction.write(rows)
-        given = {id(part) for part in parts}  # parts belong to callers, or share memory with others; sums belong to the store
-        self._keep((name, data, states[name]) for name, _, data in rows if id(states[name]) not in given)
-        return results
+        given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
+        self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
+        return batch.results
 
-    def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
-        """Keep states parsed. Those that were summed or read together share memory, and are dropped together."""
-        with self.rows.cache_lock:
-            for name, data, state in rows:
-                self._cache[name] = serialization.header_of(data), state
-                self._cache_bytes += len(data)
-            if self._cache_bytes > CACHE_BYTES // 2:
-                self._old_cache, self._cache, self._cache_bytes = self._cache, {}, 0
-
-    def _parsed(self, name: str, data: bytes, keep: bool = False) -> State:
-        """The state in a row's bytes, which is not parsed if one with the same header, which holds a checksum, is kept."""
-        with self.rows.cache_lock:
-            header, state = self._cache.get(name) or self._old_cache.get(name) or (b"", None)
-        if state is None or header != serialization.header_of(data):
+    def parsed(self, name: str, data: bytes, keep: bool = False) -> State:
+        """The state in the bytes of a set's row, from the cache if it is there; `keep`: put it there."""
+        state = self._cache.get(name, data)
+        if state is None:
             state = self.parse(data)
-            self._keep([(name, data, state)] if keep else [])
+            self._cache.keep([(name, data, state)] if keep else [])
         return state
-
-    def _changed(
-        self,
-        changes: Sequence[Change],
-        stored: Mapping[str, bytes],
-        room: float,
-        refused: Mapping[int, SetstreamError],
-        suspects: Collection[str],
-    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
-        """The result of each change, the new states by id, and the parts in them.
-
-        Parts in `refused`, by `id(part)`, are errors; the sets in `suspects` are checked after each change.
-        """
-        results: dict[int, Changed | SetstreamError] = {}
-        states: dict[str, State] = {}
-        parts: dict[int, State] = {}
-        waiting: dict[str, tuple[int, State, State]] = {}  # sums of different sets are made together
-        origin = self.encoder.origin  # computed once for all parts that were just made with these weights
-
-        def add_waiting() -> None:
-            wholes = checks.sums([(before, part) for _, before, part in waiting.values()])
-            for (name, (place, *_)), whole in zip(waiting.items(), wholes, strict=True):
-                if isinstance(whole, State):
-                    states[name] = whole
-                else:
-                    results[place] = whole
-                    del parts[place]
-            waiting.clear()
-
-        def state_of(name: str) -> State | None:
-            return self._parsed(name, stored[name]) if name in stored and name not in states else states.get(name)
-
-        for place, change in enumerate(changes):
-            try:
-                if id(change.part) in refused:
-                    raise refused[id(change.part)]
-                name = checks.checked_id(change.id)
-                if name in waiting or (isinstance(change.part, str) and change.part in waiting):
-                    add_waiting()
-                began = name not in stored and name not in states
-                if began and room < 1:
-                    raise StoreFullError(f"{self.rows.place}: no more sets can be created; delete some")
-                if change.part == name:
-                    raise ConfigurationError(f"a set cannot be merged into itself: {name!r} would count every element twice")
-                part = change.part if isinstance(change.part, State) else state_of(checks.checked_id(change.part))
-                if part is None:
-                    raise self._unknown(str(change.part))
-                if part.origin is not origin or len(part) != 1:
-                    self.check(part)
-                before = None if change.replace else state_of(name)
-                count, seen = int(part.count), 0 if before is None else int(before.count)
-                if seen and count and self._one_chunk:
-                    raise self.encoder.pool.inconsistent()
-                count += seen
-                if count > MOST_ELEMENTS:
-                    raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
-                if before is not None and name not in suspects:
-                    waiting[name] = place, before, part
-                else:
-                    whole = part if before is None else before + part
-                    if name in suspects:
-                        checks.must_be_readable(self.finalize, [whole])
-                    states[name] = whole
-                results[place], parts[place] = Changed(count, began), part
-                room -= began
-            except SetstreamError as error:
-                results[place] = error
-        add_waiting()
-        return [results[place] for place in range(len(changes))], states, list(parts.values())
 
     def check(self, part: State) -> None:
         """Raise MismatchError unless this is the state of one set, made by the store's encoder (`SetEncoder.check_state`)."""
@@ -324,10 +232,11 @@ class StateStore(AbstractContextManager["StateStore"]):
     def _columns(self, id: str, columns: str) -> Any:
         rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
         if not rows:
-            raise self._unknown(id)
+            raise self.unknown(id)
         return rows[0]
 
-    def _unknown(self, id: str) -> UnknownSetError:
+    def unknown(self, id: str) -> UnknownSetError:
+        """The error for a set that is not there."""
         return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
 
 
