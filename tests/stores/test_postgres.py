@@ -19,6 +19,7 @@ from setstream.errors import MismatchError, StoreError, UnknownSetError
 from setstream.stores.store import Change, Changed
 from tests.serve.conftest import listening, make
 from tests.serve.test_process import appending
+from tests.stores import test_tiles
 
 
 def find_binaries():
@@ -79,7 +80,8 @@ def place(database):
 
     yield database
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS setstream_states, setstream_meta")
+        tables = ", ".join(f"setstream_{name}" for name in ("states", "meta", "tiles", "keys", "cursors"))
+        connection.execute(f"DROP TABLE IF EXISTS {tables}")
 
 
 def test_a_store_in_postgres_does_what_one_in_sqlite_does(place, tmp_path):
@@ -100,6 +102,30 @@ def test_a_store_in_postgres_does_what_one_in_sqlite_does(place, tmp_path):
             steps.append(store.count("c"))
             seen.append(steps)
     assert seen[0] == seen[1]
+
+
+def test_tiles_in_postgres(place):
+    hour, day = test_tiles.HOUR, test_tiles.DAY
+    with ss.StateStore(place, test_tiles.make()) as store:
+        store.update("a", torch.ones(2, 3))
+    with ss.StateStore(place, test_tiles.make(), tile=hour, retention={hour: 7 * day, day: 60 * day}) as store:
+        expected = test_tiles.fill(store, hours=100 * 24)
+        expected.add("a", torch.ones(2, 3), [None, None])
+        for since, until in ((0, 90), (3, 4), (None, 50), (50, None), (None, None)):
+            expected.check(store, "a", *(None if end is None else end * day + 1800 for end in (since, until)))
+        store.merge("b", "a")
+        expected.add("b", *zip(*expected.sets["a"], strict=True))
+        store.expire(100 * day)
+        store.remove("a", since=95 * day, until=96 * day)
+        expected.keep("a", lambda t: t is None or not 95 * day <= t < 96 * day)
+        for id in "ab":
+            expected.keep(id, lambda t: t is None or t >= 40 * day)
+            expected.check(store, id)
+            expected.check(store, id, since=94 * day + 1800, until=99 * day)
+            expected.check(store, id, since=50 * day + 1800, until=60 * day, tile=day)
+        assert store.delete("a")
+        assert store.update("a", torch.ones(1, 3), time=100 * day) == 1
+        assert int(store.get("a", since=0).count) == 1
 
 
 def test_it_knows_its_model_and_says_what_is_wrong(place):

@@ -59,6 +59,11 @@ def tile_numbers(time: Times, tile: float, packed: Packed, mask: Tensor | None =
     return numbers.long()
 
 
+def tile_number(time: float, tile: float) -> int:
+    """The number of the tile that a time is in."""
+    return int(tile_numbers(time, tile, Packed(torch.zeros(1), [1])))
+
+
 def states_by_tile(encoder: SetEncoder, packed: Packed, numbers: Tensor) -> dict[int, State]:
     """The state of the elements of each tile, in rising order; all are encoded together."""
     distinct, which = numbers.unique(return_inverse=True)
@@ -171,7 +176,7 @@ class Window:
         """Move the window to a time without adding elements. A time before its newest changes nothing."""
         if self.by_count:
             raise ConfigurationError("a window by count moves with its elements: it has no time to advance to")
-        self._add({}, int(tile_numbers(time, self.tile, Packed(torch.zeros(1), [1]))))
+        self._add({}, tile_number(time, self.tile))
 
     def merge(self, other: Window) -> None:
         """Add the elements of another machine's window of the same model, tile by tile. The other stays."""

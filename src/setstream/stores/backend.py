@@ -1,9 +1,11 @@
-"""Where a StateStore keeps its rows: (id, count, bytes), by id, in a database.
+"""Where a StateStore keeps its rows in a database: (id, count, bytes) by id, and by id, level and tile.
 
     rows.query(statement, values)               read what is committed
     with rows.transaction(ids) as transaction:  all or nothing, and no other writer of these ids meanwhile
         transaction.read(ids)                   {id: bytes} of those that are there
         transaction.write([(id, count, bytes)])
+        transaction.read_tiles(keys)            the same by key: (id, level, tile)
+        transaction.write_tiles([(id, level, tile, count, bytes)])
         transaction.delete(id)
 
 There are two databases: SQLite in one file, PostgreSQL by URL. They differ in how they connect and how they lock; the
@@ -14,18 +16,22 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 Row = tuple[str, int, bytes]
+TileKey = tuple[str, int, int]  # id, level, tile
+TileRow = tuple[str, int, int, int, bytes]
+# Keys of one statement: databases limit the values in it.
+KEYS = 2000
 
 
 class Transaction:
     """What can be done in a transaction, through the cursor of a database whose statements have `mark` where a value goes."""
 
-    def __init__(self, table: str, cursor: Any, mark: str = "%s") -> None:
-        self.table, self.cursor, self.mark = table, cursor, mark
+    def __init__(self, rows: "Rows", cursor: Any, mark: str = "%s") -> None:
+        self.rows, self.cursor, self.mark = rows, cursor, mark
 
     def execute(self, statement: str, values: Iterable[Any] = ()) -> Any:
         return self.cursor.execute(statement.replace("%s", self.mark), list(values))
@@ -33,18 +39,55 @@ class Transaction:
     def read(self, ids: Collection[str]) -> dict[str, bytes]:
         """The bytes of those ids that exist."""
         marks = ", ".join(["%s"] * len(ids))
-        rows = self.execute(f"SELECT id, state FROM {self.table} WHERE id IN ({marks})", ids).fetchall()
-        return {name: state if isinstance(state, bytes) else b"" for name, state in rows}  # another type: a damaged file
+        rows = self.execute(f"SELECT id, state FROM {self.rows.states} WHERE id IN ({marks})", ids).fetchall()
+        return {name: as_bytes(state) for name, state in rows}
 
     def write(self, rows: Iterable[Row]) -> None:
         """Insert rows, or replace those of the same ids."""
-        insert = f"INSERT INTO {self.table} (id, count, state) VALUES (%s, %s, %s) ON CONFLICT (id) DO "
+        insert = f"INSERT INTO {self.rows.states} (id, count, state) VALUES (%s, %s, %s) ON CONFLICT (id) DO "
         update = "UPDATE SET count = excluded.count, state = excluded.state"
         self.cursor.executemany((insert + update).replace("%s", self.mark), list(rows))
 
+    def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, bytes]:
+        """The bytes of those tiles that exist."""
+        found: dict[TileKey, bytes] = {}
+        for start in range(0, len(keys), KEYS):
+            some = keys[start : start + KEYS]
+            values = ", ".join(["(CAST(%s AS TEXT), CAST(%s AS BIGINT), CAST(%s AS BIGINT))"] * len(some))
+            # CROSS JOIN: SQLite then looks up each key. It would read the whole table for `IN (VALUES ...)`.
+            select = f"SELECT t.id, t.level, t.tile, t.state FROM k CROSS JOIN {self.rows.tiles} t"
+            statement = f"WITH k(id, level, tile) AS (VALUES {values}) {select} WHERE t.id = k.id AND t.level = k.level"
+            rows = self.execute(f"{statement} AND t.tile = k.tile", [value for key in some for value in key]).fetchall()
+            found |= {(name, level, tile): as_bytes(state) for name, level, tile, state in rows}
+        return found
+
+    def write_tiles(self, rows: Iterable[TileRow]) -> None:
+        """Insert tiles, or replace them."""
+        insert = f"INSERT INTO {self.rows.tiles} (id, level, tile, count, state) VALUES (%s, %s, %s, %s, %s) ON CONFLICT "
+        update = "(id, level, tile) DO UPDATE SET count = excluded.count, state = excluded.state"
+        self.cursor.executemany((insert + update).replace("%s", self.mark), list(rows))
+
     def delete(self, id: str) -> bool:
-        """Delete a row; returns whether it existed."""
-        return bool(self.execute(f"DELETE FROM {self.table} WHERE id = %s", [id]).rowcount > 0)
+        """Delete a set; returns whether it existed."""
+        self.execute(f"DELETE FROM {self.rows.tiles} WHERE id = %s", [id])
+        return bool(self.execute(f"DELETE FROM {self.rows.states} WHERE id = %s", [id]).rowcount > 0)
+
+    def facts(self) -> dict[str, str]:
+        """What the database remembers of its store."""
+        return dict(self.execute(f"SELECT key, value FROM {self.rows.meta}").fetchall())
+
+    def remember(self, facts: Mapping[str, str]) -> None:
+        """Write facts, or replace those of the same names."""
+        insert = f"INSERT INTO {self.rows.meta} VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        self.cursor.executemany(insert.replace("%s", self.mark), list(facts.items()))
+
+
+def as_bytes(state: object) -> bytes:
+    """The state of a row; nothing if it has another type, as in a damaged file."""
+    return state if isinstance(state, bytes) else b""
+
+
+NAMES = ("meta", "states", "tiles", "text", "blob", "options")
 
 
 class Rows(ABC):
@@ -58,10 +101,14 @@ class Rows(ABC):
     """
 
     #: The tables' names.
-    states, meta = "states", "meta"
+    states, meta, tiles = "states", "meta", "tiles"
+    #: The types of ids and states, and what follows a table's columns.
+    text, blob, options = "TEXT", "BLOB", ""
     schema = (
         "CREATE TABLE IF NOT EXISTS {meta} (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS {states} (id TEXT PRIMARY KEY, count BIGINT NOT NULL, state BLOB NOT NULL)",
+        "CREATE TABLE IF NOT EXISTS {states} (id {text} PRIMARY KEY, count BIGINT NOT NULL, state {blob} NOT NULL){options}",
+        "CREATE TABLE IF NOT EXISTS {tiles} (id {text} NOT NULL, level BIGINT NOT NULL, tile BIGINT NOT NULL, "
+        "count BIGINT NOT NULL, state {blob} NOT NULL, PRIMARY KEY (id, level, tile)){options}",
     )
 
     def __init__(self, place: str, *locks: AbstractContextManager[Any]) -> None:
@@ -75,10 +122,10 @@ class Rows(ABC):
         """Create the tables with these facts if there are none; returns the facts in the tables."""
         with self.transaction([]) as transaction:
             for statement in self.schema:
-                transaction.execute(statement.format(meta=self.meta, states=self.states))
-            known = dict(transaction.execute(f"SELECT key, value FROM {self.meta}").fetchall())
-            for fact in () if known else facts.items():
-                transaction.execute(f"INSERT INTO {self.meta} VALUES (%s, %s)", fact)
+                transaction.execute(statement.format_map({name: getattr(self, name) for name in NAMES}))
+            known = transaction.facts()
+            if not known:
+                transaction.remember(facts)
         return known or facts
 
     @abstractmethod

@@ -12,17 +12,27 @@ from setstream.models.encoder import all_finite
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
+# The versions of a store. One with tiles must not be changed by a program that does not know them.
+PLAIN, TILED = "1", "2"
 # States per call of the head.
 CHECKED_TOGETHER = 256
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
+    """A change of one set: add a part (a state, or another set of the store), or replace the set by it.
+
+    Args:
+        id: The set.
+        part: What to add.
+        replace: Replace the set by the part instead.
+        tiles: In a store with tiles, the states whose sum the part is, by the number of their tile; None: it has no time.
+    """
 
     id: str
     part: State | str
     replace: bool = False
+    tiles: Mapping[int, State] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,11 @@ class Changed:
     began: bool
 
 
-def check_facts(facts: Mapping[str, str], place: str, version: int, origin: Origin) -> None:
-    """Raise an error unless the database is a store of this version, and of this encoder."""
+def check_facts(facts: Mapping[str, str], place: str, versions: Sequence[str], origin: Origin) -> None:
+    """Raise an error unless the database is a store of one of these versions, and of this encoder."""
     if not {"version", "fingerprint"} <= set(facts):
         raise StoreError(f"{place}: is a database, but not a store of states")
-    if facts["version"] != str(version):
+    if facts["version"] not in versions:
         raise StoreError(f"{place}: was written by a newer setstream (version {facts['version']} of the store)")
     if not Origin(None, facts["fingerprint"]).same_as(origin):
         raise MismatchError(

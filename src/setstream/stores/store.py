@@ -1,7 +1,8 @@
 """StateStore: states of many sets, by id, on disk.
 
-    store.update(id, elements)       state[id] <- state[id] + absorb(elements)       one transaction
-    store.predict(id)                head(finalize(state[id]))
+    store.update(id, elements)             state[id] <- state[id] + absorb(elements)       one transaction
+    store.predict(id)                      head(finalize(state[id]))
+    store.predict(id, since=, until=)      head(finalize(Σ tiles of the range))            with tile= (`tiles.py`)
 
 The states are in one SQLite file, or in PostgreSQL where several machines share them (`backend.py`). Elements become
 a state before the transaction begins, so a lock is held for a merge of small states only; two processes that update the
@@ -10,35 +11,39 @@ same set wait for each other, and no update is lost.
 
 from __future__ import annotations
 
+import time as clock
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, MismatchError, SetstreamError, UnknownSetError
+from setstream.errors import ConfigurationError, SetstreamError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
+from setstream.models.window import Times, states_by_tile, tile_number, tile_numbers
+from setstream.sets.layout import pack
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 from setstream.stores import checks
-from setstream.stores.backend import Row, Rows
+from setstream.stores.backend import Row, Rows, Transaction
 from setstream.stores.batch import Batch
 from setstream.stores.cache import StateCache
 from setstream.stores.checks import Change, Changed
 from setstream.stores.postgres import PostgresRows
+from setstream.stores.reader import StateReader
 from setstream.stores.sqlite import SqliteRows
+from setstream.stores.tiles import merge_rows, open_tiles, stack
+from setstream.stores.tiling import Retention
 
 __all__ = ["Change", "Changed", "StateStore"]
 
-VERSION = 1
 
-
-class StateStore(AbstractContextManager["StateStore"]):
+class StateStore(StateReader, AbstractContextManager["StateStore"]):
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
     A change after which the model's prediction would be NaN or infinity raises NonFiniteError and is not made.
@@ -46,6 +51,10 @@ class StateStore(AbstractContextManager["StateStore"]):
     Args:
         place: A file, or the URL of a PostgreSQL database: postgresql://user@host/name.
         model: The model whose encoder makes the states, in eval mode.
+        tile: Seconds of a tile: states are kept by tile of event time, too, so that any range of tiles can be asked for. A
+            store with tiles needs no `tile` when it is opened again. One without gets them; what it holds already has no time.
+        retention: Seconds after which `expire` drops tiles; or, by size of tiles, after which it rolls them up into the next
+            larger: {3600: 7 * 86_400, 86_400: 365 * 86_400, 30 * 86_400: math.inf} keeps hours for a week, days for a year.
         wait: Seconds to wait for another process's transaction before raising StoreError.
         chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
 
@@ -61,7 +70,14 @@ class StateStore(AbstractContextManager["StateStore"]):
     """
 
     def __init__(
-        self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0, chunks: str | None = None
+        self,
+        place: str | Path,
+        model: SetModel | SetEncoder,
+        *,
+        tile: float | None = None,
+        retention: Retention | None = None,
+        wait: float = 60.0,
+        chunks: str | None = None,
     ) -> None:
         self.model, self.chunks = model, chunks
         self.encoder = model.encoder if isinstance(model, SetModel) else model
@@ -72,30 +88,107 @@ class StateStore(AbstractContextManager["StateStore"]):
         self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)
         self._cache = StateCache(self.rows.cache_lock)
         origin = Origin(self.encoder)
-        facts = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
-        checks.check_facts(facts, self.rows.place, VERSION, origin)
+        facts = self.rows.remember({"version": checks.PLAIN, "fingerprint": origin.fingerprint})
+        checks.check_facts(facts, self.rows.place, (checks.PLAIN, checks.TILED), origin)
+        #: The tiles, if the store has them.
+        self.tiles = open_tiles(self, facts, tile, retention)
 
     @torch.no_grad()
-    def update(self, id: str, elements: Tensor) -> int:
-        """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now."""
-        return self.merge(id, self.encoder.update(None, [elements]))
+    def update(self, id: str, elements: Tensor, *, time: Times | None = None) -> int:
+        """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now.
+
+        Args:
+            id: The set.
+            elements: The elements.
+            time: In a store with tiles, when they happened, in seconds since 1970: one time, or one per element (float64 or
+                integers). None: now.
+
+        Raises:
+            LateError: If elements are older than what is kept (`retention`).
+        """
+        return self._apply_one(self.encode(id, elements, time))
 
     @torch.no_grad()
-    def remove(self, id: str, elements: Tensor) -> int:
-        """Remove elements from a set; returns how many are left."""
-        part = self.encoder.update(None, [elements])
-        return self._replace(id, lambda state: state - part)
+    def encode(self, id: str, elements: Tensor, time: Times | None = None) -> Change:
+        """The change that `update` makes, for `apply`."""
+        if self.tiles is None and time is None:
+            return Change(id, self.encoder.update(None, [elements]))
+        tile, packed = self._tiled("time=").tiling.tile, pack([elements])
+        numbers = tile_numbers(clock.time() if time is None else time, tile, packed)
+        if not len(numbers):
+            return Change(id, self.encoder.update(None, [elements]))
+        tiles = states_by_tile(self.encoder, packed, numbers)
+        states = list(tiles.values())
+        return Change(id, states[0] if len(states) == 1 else merge_rows(stack(states), [0] * len(states)), tiles=tiles)
 
-    def merge(self, id: str, other: State | str) -> int:
-        """Add a state, or another set of the store, to a set; returns its count. The other set stays."""
-        (result,) = self.apply([Change(id, other)])
-        if isinstance(result, SetstreamError):
-            raise result
-        return result.count
+    @torch.no_grad()
+    def remove(
+        self,
+        id: str,
+        elements: Tensor | None = None,
+        *,
+        time: Times | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> int:
+        """Remove elements from a set, or a range of its tiles; returns how many are left.
+
+        Args:
+            id: The set.
+            elements: Elements that were added before: they are subtracted, within the limits of `State.remove`.
+            time: In a store with tiles, the times with which they were added.
+            since: Instead of elements: remove all with since <= t < until. Both are multiples of the tile; None: no bound.
+            until: The end of the range, which is not part of it.
+        """
+        if elements is None:
+            if since is None and until is None:
+                raise ConfigurationError("remove takes elements, or since= and until=; delete(id) deletes the whole set")
+            tiles = self._tiled("since= and until=")
+            return self._replace(id, lambda _, transaction: tiles.remove(transaction, id, since, until))
+        if self.tiles is not None and time is None:
+            raise ConfigurationError("in a store with tiles, elements are removed with the time= that they were added with")
+        change = self.encode(id, elements, time)
+
+        def subtract(state: State, transaction: Transaction) -> State:
+            if self.tiles is not None:
+                self.tiles.subtract(transaction, id, change.tiles or {})
+            return state - cast(State, change.part)
+
+        return self._replace(id, subtract)
+
+    def merge(self, id: str, other: State | str, *, time: float | None = None) -> int:
+        """Add a state, or another set of the store, to a set; returns its count. The other set stays.
+
+        Args:
+            id: The set.
+            other: A state; or the id of a set, whose tiles are added to those of the same times.
+            time: In a store with tiles, the time of a state's elements; None: they have no time, and are in no range.
+        """
+        if time is not None and isinstance(other, str):
+            raise ConfigurationError("a set is merged with the times of its elements: leave time= out")
+        tiles = None if time is None else {tile_number(time, self._tiled("time=").tiling.tile): cast(State, other)}
+        return self._apply_one(Change(id, other, tiles=tiles))
 
     def decay(self, id: str, factor: float) -> None:
         """Multiply the state of a set by a factor: its elements so far weigh less."""
-        self._replace(id, lambda state: state * factor)
+
+        def scale(state: State, transaction: Transaction) -> State:
+            if self.tiles is not None:
+                self.tiles.change(transaction, id, lambda row: row * factor)
+            return state * factor
+
+        self._replace(id, scale)
+
+    def expire(self, now: float | None = None) -> int:
+        """Drop tiles, or roll them up, as `retention` says; returns for how many sets.
+
+        Each set has a short transaction of its own: writers do not wait for the others. Run it from time to time, such as once
+        per tile; `setstream serve` does. A set without any elements left is deleted.
+
+        Args:
+            now: The time to count back from, in seconds since 1970; None: now.
+        """
+        return self._tiled("retention=").expire(now)
 
     def delete(self, id: str) -> bool:
         """Delete a set; returns whether it existed."""
@@ -107,47 +200,13 @@ class StateStore(AbstractContextManager["StateStore"]):
         warnings.warn("StateStore.forget(id) is now called delete(id)", DeprecationWarning, stacklevel=2)
         return self.delete(id)
 
-    def get(self, id: str) -> State:
-        """The state of a set."""
-        return self.parse(self.get_bytes(id))
-
-    def get_bytes(self, id: str) -> bytes:
-        """The state of a set as it is stored: what `State.from_bytes` reads."""
-        return bytes(self._columns(id, "state")[0])
-
     @torch.no_grad()
-    def parse(self, data: bytes) -> State:
-        """The state of one set in bytes that `State.to_bytes` wrote, checked and on the encoder's device."""
-        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
-        self.check(state)
-        return state
-
-    def describe(self, id: str) -> tuple[int, int]:
-        """How many elements a set has seen, and how many bytes its state takes."""
-        count, size = self._columns(id, "count, LENGTH(state)")
-        return int(count), int(size)
-
-    def predict(self, id: str) -> Any:
-        """The model's prediction for a set now: the head's output, or z where the store has an encoder without a head."""
-        return self.count_and_prediction(id)[1]
-
-    def count_and_prediction(self, id: str) -> tuple[int, Any]:
-        """How many elements a set has seen, and the model's prediction for them."""
-        state = self.parsed(id, self.get_bytes(id), keep=True)
-        return int(state.count), self.finalize(state)
-
-    @torch.no_grad()
-    def finalize(self, state: State) -> Any:
-        """The model's prediction for a state of this store."""
-        return self.model.finalize(state, chunks=self.chunks)
-
-    @torch.no_grad()
-    def _replace(self, id: str, change: Callable[[State], State]) -> int:
+    def _replace(self, id: str, change: Callable[[State, Transaction], State]) -> int:
         with self.rows.transaction([checks.checked_id(id)]) as transaction:
             stored = transaction.read([id])
             if id not in stored:
                 raise self.unknown(id)
-            state = change(self.parse(stored[id]))
+            state = change(self.parse(stored[id]), transaction)
             checks.must_be_readable(self.finalize, [state])
             transaction.write([_row(id, state)])
         return int(state.count)
@@ -161,26 +220,15 @@ class StateStore(AbstractContextManager["StateStore"]):
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and checks.is_text(id)}
         with self.rows.transaction(ids) as transaction:
-            batch = Batch(self, changes, transaction.read(ids), room)
+            late = self.tiles.late(transaction, changes) if self.tiles is not None else {}
+            batch = Batch(self, changes, transaction.read(ids), room, late)
             rows = [_row(name, batch.states[name]) for name in sorted(batch.states)]
             transaction.write(rows)
+            if self.tiles is not None:
+                self.tiles.add(transaction, zip(changes, batch.results, strict=True))
         given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
         self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
         return batch.results
-
-    def parsed(self, name: str, data: bytes, keep: bool = False) -> State:
-        """The state in the bytes of a set's row, from the cache if it is there; `keep`: put it there."""
-        state = self._cache.get(name, data)
-        if state is None:
-            state = self.parse(data)
-            self._cache.keep([(name, data, state)] if keep else [])
-        return state
-
-    def check(self, part: State) -> None:
-        """Raise MismatchError unless this is the state of one set, made by the store's encoder (`SetEncoder.check_state`)."""
-        self.encoder.check_state(part)
-        if len(part) != 1:
-            raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
 
     @torch.no_grad()
     def fill(self, states: Iterable[tuple[str, State]], skip: Callable[[str, str], None] | None = None) -> None:
@@ -200,27 +248,16 @@ class StateStore(AbstractContextManager["StateStore"]):
                         if skip is None:
                             raise type(bad[id(state)])(reason)
                         skip(name, reason)
-                transaction.write(_row(checks.checked_id(name), state) for name, state in batch if id(state) not in bad)
+                good = [(checks.checked_id(name), state) for name, state in batch if id(state) not in bad]
+                transaction.write(_row(name, state) for name, state in good)
+                if self.tiles is not None:
+                    self.tiles.add(transaction, [(Change(name, state, True), Changed(0, False)) for name, state in good])
 
-    def __len__(self) -> int:
-        return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
-
-    def __contains__(self, id: object) -> bool:
-        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", checks.checked_id(id)))
-
-    def ids(self) -> list[str]:
-        """The ids of all sets, in order."""
-        return [row[0] for row in self.rows.query(f"SELECT id FROM {self.rows.states} ORDER BY id")]
-
-    def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
-        """The ids that follow `after`, in order, with their counts: page by page through all sets."""
-        statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
-        return [(name, int(count)) for name, count in self.rows.query(statement, checks.checked_id(after), limit)]
-
-    def count(self, id: str) -> int:
-        """How many elements a set has seen; zero if there is no such set."""
-        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
-        return int(rows[0][0]) if rows else 0
+    def _apply_one(self, change: Change) -> int:
+        (result,) = self.apply([change])
+        if isinstance(result, SetstreamError):
+            raise result
+        return result.count
 
     def close(self) -> None:
         """Close the file, or the connections; another call opens them again."""
@@ -228,16 +265,6 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _columns(self, id: str, columns: str) -> Any:
-        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
-        if not rows:
-            raise self.unknown(id)
-        return rows[0]
-
-    def unknown(self, id: str) -> UnknownSetError:
-        """The error for a set that is not there."""
-        return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
 
 
 def _row(id: str, state: State) -> Row:
