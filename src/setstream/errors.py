@@ -79,6 +79,14 @@ class StoreError(SetstreamError, RuntimeError):
     """A store of states cannot do what was asked: no such set, a file of another kind, another process that holds it."""
 
 
+class CursorError(StoreError):
+    """A consumer's position in a store is not where it believed: another consumer has moved it."""
+
+
+class KeyReusedError(SetstreamError, ValueError):
+    """A key that makes a change count once came again, with other contents."""
+
+
 class UnknownSetError(StoreError, LookupError):
     """A store has no set of this id."""
 

@@ -1,7 +1,9 @@
 """A store in PostgreSQL: a real one, started for the test, shared by two servers."""
 
+import contextlib
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
@@ -15,8 +17,8 @@ import pytest
 import torch
 
 import setstream as ss
-from setstream.errors import MismatchError, StoreError, UnknownSetError
-from setstream.stores.store import Change, Changed
+from setstream.errors import CursorError, KeyReusedError, MismatchError, StoreError, UnknownSetError
+from setstream.stores.store import Change, Changed, Cursor
 from tests.serve.conftest import listening, make
 from tests.serve.test_process import appending
 from tests.stores import test_tiles
@@ -126,6 +128,35 @@ def test_tiles_in_postgres(place):
         assert store.delete("a")
         assert store.update("a", torch.ones(1, 3), time=100 * day) == 1
         assert int(store.get("a", since=0).count) == 1
+
+
+def test_keys_and_positions_in_postgres(place):
+    """Four clients of two servers send the same updates; two consumers read the same partition."""
+    x, stores = torch.randn(20, 3), [ss.StateStore(place, make()) for _ in range(2)]
+    part = stores[0].encoder.update(None, x[None, :1]).detach()
+
+    def send(seed):
+        for number in random.Random(seed).sample(range(20), 20):
+            stores[seed % 2].update("a", x[number : number + 1], key=str(number))
+
+    def consume(seed):
+        store = stores[seed % 2]
+        while (after := store.position("events", "0") or 0) < 20:
+            with contextlib.suppress(CursorError):
+                store.apply([Change("b", part)], cursor=Cursor("events", "0", after + 1, after or None))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4) for work in (send, consume)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (stores[0].count("a"), stores[0].count("b")) == (20, 20)
+    with pytest.raises(KeyReusedError):
+        stores[1].update("a", x[:2], key="7")
+    stores[0].expire(time.time() + 8 * 86_400)
+    assert stores[1].rows.query("SELECT COUNT(*) FROM setstream_keys") == [(0,)]
+    for store in stores:
+        store.close()
 
 
 def test_it_knows_its_model_and_says_what_is_wrong(place):

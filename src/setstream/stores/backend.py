@@ -50,16 +50,8 @@ class Transaction:
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, bytes]:
         """The bytes of those tiles that exist."""
-        found: dict[TileKey, bytes] = {}
-        for start in range(0, len(keys), KEYS):
-            some = keys[start : start + KEYS]
-            values = ", ".join(["(CAST(%s AS TEXT), CAST(%s AS BIGINT), CAST(%s AS BIGINT))"] * len(some))
-            # CROSS JOIN: SQLite then looks up each key. It would read the whole table for `IN (VALUES ...)`.
-            select = f"SELECT t.id, t.level, t.tile, t.state FROM k CROSS JOIN {self.rows.tiles} t"
-            statement = f"WITH k(id, level, tile) AS (VALUES {values}) {select} WHERE t.id = k.id AND t.level = k.level"
-            rows = self.execute(f"{statement} AND t.tile = k.tile", [value for key in some for value in key]).fetchall()
-            found |= {(name, level, tile): as_bytes(state) for name, level, tile, state in rows}
-        return found
+        found = self._find(self.rows.tiles, {"id": "TEXT", "level": "BIGINT", "tile": "BIGINT"}, "state", keys)
+        return {(id, level, tile): as_bytes(state) for id, level, tile, state in found}
 
     def write_tiles(self, rows: Iterable[TileRow]) -> None:
         """Insert tiles, or replace them."""
@@ -67,8 +59,32 @@ class Transaction:
         update = "(id, level, tile) DO UPDATE SET count = excluded.count, state = excluded.state"
         self.cursor.executemany((insert + update).replace("%s", self.mark), list(rows))
 
+    def read_keys(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, int]]:
+        """The digest and the count of those keys of changes, (id, key), that are known."""
+        found = self._find(self.rows.keys, {"id": "TEXT", "key": "TEXT"}, "digest, count", keys)
+        return {(id, key): (digest, count) for id, key, digest, count in found}
+
+    def write_keys(self, rows: Iterable[tuple[str, str, str, int, int]]) -> None:
+        """Insert keys of changes: id, key, digest, count, time."""
+        insert = f"INSERT INTO {self.rows.keys} (id, key, digest, count, time) VALUES (%s, %s, %s, %s, %s)"
+        self.cursor.executemany(insert.replace("%s", self.mark), list(rows))
+
+    def _find(self, table: str, types: Mapping[str, str], values: str, keys: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The rows with these keys: the columns of the key, then the values."""
+        found = []
+        for start in range(0, len(keys), KEYS):
+            some = keys[start : start + KEYS]
+            one = ", ".join(f"CAST(%s AS {kind})" for kind in types.values())
+            wanted = f"WITH wanted({', '.join(types)}) AS (VALUES {', '.join([f'({one})'] * len(some))})"
+            same = " AND ".join(f"t.{name} = wanted.{name}" for name in types)
+            columns = ", ".join(f"t.{name}" for name in [*types, *values.split(", ")])
+            # CROSS JOIN: SQLite then looks up each key. It would read the whole table for `IN (VALUES ...)`.
+            statement = f"{wanted} SELECT {columns} FROM wanted CROSS JOIN {table} t WHERE {same}"
+            found += self.execute(statement, [value for key in some for value in key]).fetchall()
+        return found
+
     def delete(self, id: str) -> bool:
-        """Delete a set; returns whether it existed."""
+        """Delete a set; returns whether it existed. Keys of its changes stay: they must not be made again."""
         self.execute(f"DELETE FROM {self.rows.tiles} WHERE id = %s", [id])
         return bool(self.execute(f"DELETE FROM {self.rows.states} WHERE id = %s", [id]).rowcount > 0)
 
@@ -87,7 +103,7 @@ def as_bytes(state: object) -> bytes:
     return state if isinstance(state, bytes) else b""
 
 
-NAMES = ("meta", "states", "tiles", "text", "blob", "options")
+NAMES = ("meta", "states", "tiles", "keys", "cursors", "text", "blob", "options")
 
 
 class Rows(ABC):
@@ -101,7 +117,7 @@ class Rows(ABC):
     """
 
     #: The tables' names.
-    states, meta, tiles = "states", "meta", "tiles"
+    states, meta, tiles, keys, cursors = "states", "meta", "tiles", "keys", "cursors"
     #: The types of ids and states, and what follows a table's columns.
     text, blob, options = "TEXT", "BLOB", ""
     schema = (
@@ -109,6 +125,11 @@ class Rows(ABC):
         "CREATE TABLE IF NOT EXISTS {states} (id {text} PRIMARY KEY, count BIGINT NOT NULL, state {blob} NOT NULL){options}",
         "CREATE TABLE IF NOT EXISTS {tiles} (id {text} NOT NULL, level BIGINT NOT NULL, tile BIGINT NOT NULL, "
         "count BIGINT NOT NULL, state {blob} NOT NULL, PRIMARY KEY (id, level, tile)){options}",
+        "CREATE TABLE IF NOT EXISTS {keys} (id {text} NOT NULL, key {text} NOT NULL, digest TEXT NOT NULL, "
+        "count BIGINT NOT NULL, time BIGINT NOT NULL, PRIMARY KEY (id, key)){options}",
+        "CREATE INDEX IF NOT EXISTS {keys}_by_time ON {keys} (time)",
+        "CREATE TABLE IF NOT EXISTS {cursors} (source {text} NOT NULL, part {text} NOT NULL, position TEXT NOT NULL, "
+        "PRIMARY KEY (source, part))",
     )
 
     def __init__(self, place: str, *locks: AbstractContextManager[Any]) -> None:

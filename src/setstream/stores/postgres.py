@@ -31,6 +31,7 @@ class PostgresRows(Rows):
     """Rows in tables of one database; `wait`: seconds to wait for a lock or a connection before giving up."""
 
     states, meta, tiles = "setstream_states", "setstream_meta", "setstream_tiles"
+    keys, cursors = "setstream_keys", "setstream_cursors"
     # In the order of bytes, as in SQLite, for any language of the database.
     text, blob = 'TEXT COLLATE "C"', "BYTEA"
 

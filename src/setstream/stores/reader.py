@@ -13,6 +13,7 @@ from setstream.states.state import State
 from setstream.stores import checks
 from setstream.stores.backend import Rows
 from setstream.stores.cache import StateCache
+from setstream.stores.ledger import Position, read_position
 from setstream.stores.tiles import TileRows
 
 
@@ -83,6 +84,10 @@ class StateReader:
         self.encoder.check_state(part)
         if len(part) != 1:
             raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
+
+    def position(self, source: str, partition: str = "") -> Position | None:
+        """Where a consumer goes on: what the last `apply` with a cursor of this partition committed. None: there was none."""
+        return read_position(self.rows, source, partition)
 
     def __len__(self) -> int:
         return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])

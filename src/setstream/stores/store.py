@@ -15,9 +15,10 @@ import time as clock
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,13 +35,14 @@ from setstream.stores.backend import Row, Rows, Transaction
 from setstream.stores.batch import Batch
 from setstream.stores.cache import StateCache
 from setstream.stores.checks import Change, Changed
+from setstream.stores.ledger import Cursor, Position, Replays, expire_keys, lock_of, move, record
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.reader import StateReader
 from setstream.stores.sqlite import SqliteRows
 from setstream.stores.tiles import merge_rows, open_tiles, stack
 from setstream.stores.tiling import Retention
 
-__all__ = ["Change", "Changed", "StateStore"]
+__all__ = ["Change", "Changed", "Cursor", "StateStore"]
 
 
 class StateStore(StateReader, AbstractContextManager["StateStore"]):
@@ -55,6 +57,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             store with tiles needs no `tile` when it is opened again. One without gets them; what it holds already has no time.
         retention: Seconds after which `expire` drops tiles; or, by size of tiles, after which it rolls them up into the next
             larger: {3600: 7 * 86_400, 86_400: 365 * 86_400, 30 * 86_400: math.inf} keeps hours for a week, days for a year.
+        key_retention: Seconds after which `expire` deletes the keys of changes: a repetition is then a new change.
         wait: Seconds to wait for another process's transaction before raising StoreError.
         chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
 
@@ -76,10 +79,11 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         *,
         tile: float | None = None,
         retention: Retention | None = None,
+        key_retention: float = 7 * 86_400.0,
         wait: float = 60.0,
         chunks: str | None = None,
     ) -> None:
-        self.model, self.chunks = model, chunks
+        self.model, self.chunks, self.key_retention = model, chunks, key_retention
         self.encoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
@@ -94,19 +98,22 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         self.tiles = open_tiles(self, facts, tile, retention)
 
     @torch.no_grad()
-    def update(self, id: str, elements: Tensor, *, time: Times | None = None) -> int:
+    def update(self, id: str, elements: Tensor, *, key: str | None = None, time: Times | None = None) -> int:
         """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now.
 
         Args:
             id: The set.
             elements: The elements.
+            key: Add them once: a repetition with the same key changes nothing, and returns the first count. Keys are kept in
+                the transaction of the change, by set, for as long as `key_retention` says.
             time: In a store with tiles, when they happened, in seconds since 1970: one time, or one per element (float64 or
                 integers). None: now.
 
         Raises:
             LateError: If elements are older than what is kept (`retention`).
+            KeyReusedError: If the key came with other elements, or other times, before.
         """
-        return self._apply_one(self.encode(id, elements, time))
+        return self._apply_one(self.encode(id, elements, time), key, (elements, time))
 
     @torch.no_grad()
     def encode(self, id: str, elements: Tensor, time: Times | None = None) -> Change:
@@ -156,18 +163,19 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
 
         return self._replace(id, subtract)
 
-    def merge(self, id: str, other: State | str, *, time: float | None = None) -> int:
+    def merge(self, id: str, other: State | str, *, key: str | None = None, time: float | None = None) -> int:
         """Add a state, or another set of the store, to a set; returns its count. The other set stays.
 
         Args:
             id: The set.
             other: A state; or the id of a set, whose tiles are added to those of the same times.
+            key: Merge once, as in `update`.
             time: In a store with tiles, the time of a state's elements; None: they have no time, and are in no range.
         """
         if time is not None and isinstance(other, str):
             raise ConfigurationError("a set is merged with the times of its elements: leave time= out")
         tiles = None if time is None else {tile_number(time, self._tiled("time=").tiling.tile): cast(State, other)}
-        return self._apply_one(Change(id, other, tiles=tiles))
+        return self._apply_one(Change(id, other, tiles=tiles), key, (other, time))
 
     def decay(self, id: str, factor: float) -> None:
         """Multiply the state of a set by a factor: its elements so far weigh less."""
@@ -180,7 +188,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         self._replace(id, scale)
 
     def expire(self, now: float | None = None) -> int:
-        """Drop tiles, or roll them up, as `retention` says; returns for how many sets.
+        """Drop tiles, or roll them up, as `retention` says, and delete old keys; returns how many sets lost or rolled up tiles.
 
         Each set has a short transaction of its own: writers do not wait for the others. Run it from time to time, such as once
         per tile; `setstream serve` does. A set without any elements left is deleted.
@@ -188,7 +196,9 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         Args:
             now: The time to count back from, in seconds since 1970; None: now.
         """
-        return self._tiled("retention=").expire(now)
+        now = clock.time() if now is None else now
+        expire_keys(self.rows, now - self.key_retention)
+        return 0 if self.tiles is None or self.tiles.retention is None else self.tiles.expire(self.tiles.retention, now)
 
     def delete(self, id: str) -> bool:
         """Delete a set; returns whether it existed."""
@@ -212,23 +222,39 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         return int(state.count)
 
     @torch.no_grad()
-    def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
+    def apply(
+        self, changes: Sequence[Change], room: int | None = None, *, cursor: Cursor | tuple[str, str, Position] | None = None
+    ) -> list[Changed | SetstreamError]:
         """Make many changes in one transaction, in their order; returns for each its result, or the error that prevented it.
 
         A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
         or in its set, is an error: later elements would not repair the set. At most `room` sets are created.
+
+        Args:
+            changes: The changes.
+            room: How many sets may be created.
+            cursor: (source, partition, offset), or a `Cursor`: the position up to which a consumer has read. It is committed
+                with the changes, so that a consumer that was killed goes on after what it brought: `position` returns it.
+
+        Raises:
+            CursorError: If the store is at another position than the consumer believes: nothing is changed.
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and checks.is_text(id)}
-        with self.rows.transaction(ids) as transaction:
-            late = self.tiles.late(transaction, changes) if self.tiles is not None else {}
-            batch = Batch(self, changes, transaction.read(ids), room, late)
+        with self.rows.transaction(ids | lock_of(cursor)) as transaction:
+            if cursor is not None:
+                move(transaction, cursor)
+            replays = Replays(transaction, changes)
+            fresh = replays.fresh
+            late = self.tiles.late(transaction, fresh) if self.tiles is not None else {}
+            batch = Batch(self, fresh, transaction.read(ids), room, late)
             rows = [_row(name, batch.states[name]) for name in sorted(batch.states)]
             transaction.write(rows)
             if self.tiles is not None:
-                self.tiles.add(transaction, zip(changes, batch.results, strict=True))
+                self.tiles.add(transaction, zip(fresh, batch.results, strict=True))
+            record(transaction, zip(fresh, batch.results, strict=True))
         given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
         self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
-        return batch.results
+        return replays.results(batch.results)
 
     @torch.no_grad()
     def fill(self, states: Iterable[tuple[str, State]], skip: Callable[[str, str], None] | None = None) -> None:
@@ -253,7 +279,9 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
                 if self.tiles is not None:
                     self.tiles.add(transaction, [(Change(name, state, True), Changed(0, False)) for name, state in good])
 
-    def _apply_one(self, change: Change) -> int:
+    def _apply_one(self, change: Change, key: str | None, contents: tuple[Any, ...]) -> int:
+        if key is not None:
+            change = replace(change, key=key, digest=checks.digest(contents))
         (result,) = self.apply([change])
         if isinstance(result, SetstreamError):
             raise result

@@ -10,7 +10,6 @@ No subtraction is involved, so all of it works for every pool. All rows of a tra
 from __future__ import annotations
 
 import json
-import time as clock
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -144,12 +143,10 @@ class TileRows:
             rows = {key: self.store.parse(stored[key]) if key in stored else self.store.encoder.empty(1) for key in keys}
             self._write(transaction, {key: [state - part] for key, state in rows.items()}, add=False)
 
-    def expire(self, now: float | None) -> int:
+    def expire(self, retention: Retention, now: float) -> int:
         """Drop and roll up what is older than the retention says, in one short transaction per set; returns for how many."""
-        if self.retention is None:
-            raise ConfigurationError("this store keeps all tiles: open it with retention=, in seconds")
         with self.rows.transaction([]) as transaction:
-            kept = self.tiling.keep(self.retention, clock.time() if now is None else now, self._kept(transaction.facts()))
+            kept = self.tiling.keep(retention, now, self._kept(transaction.facts()))
             transaction.remember({KEPT: json.dumps(kept)})
         old = [(level, kept.first(level) // size) for level, size in enumerate(self.tiling.sizes)]
         conditions = " OR ".join(["(level = %s AND tile < %s)"] * len(old))
