@@ -24,9 +24,13 @@ class TooManyElements(SetstreamError, ValueError):
     """More elements, or larger counts, than a request may have."""
 
 
+class InProgress(SetstreamError):
+    """A request with the same key is being answered."""
+
+
 # The first match counts. Errors that are not listed are invalid input: 422.
 STATUS: dict[type[SetstreamError], int] = {TooManyElements: 413, UnknownSetError: 404, StoreFullError: 403, StoreError: 503}
-STATUS |= {MismatchError: 409, ConsistencyError: 409}
+STATUS |= {MismatchError: 409, ConsistencyError: 409, InProgress: 409}
 
 
 def _example(**values: Any) -> ConfigDict:
