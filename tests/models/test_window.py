@@ -12,6 +12,7 @@ from torch import nn
 import setstream as ss
 from setstream.errors import ConfigurationError, ConsistencyError, LateError, MismatchError, ShapeError, StateFormatError
 from setstream.models.sliding_sum import SlidingSum
+from setstream.models.window import FORMAT, _checksum
 from setstream.pools.base import named_tensors
 from tests.laws.strategies import ELEMENT, encoders
 
@@ -300,6 +301,10 @@ def test_damaged_windows_and_those_of_other_models_are_refused():
             ss.Window.from_bytes(data[:end], small())
     with pytest.raises(MismatchError):
         ss.Window.from_bytes(data, small("mean"))
+    _, header, state = data.removeprefix(FORMAT).split(b"\n", 2)
+    for forged in (b"{}", b"[]", b"nonsense", header.replace(b'"tile": 5', b'"tile": 0')):
+        with pytest.raises(StateFormatError, match="edited"):
+            ss.Window.from_bytes(b"\n".join([FORMAT + _checksum(forged, state), forged, state]), small())
 
 
 def test_invalid_options_say_what_is_expected():

@@ -126,7 +126,8 @@ def test_a_client_that_repeats_until_it_is_answered_survives_kills(tmp_path):
                     if stop.wait(0.02):
                         return
 
-    server = Server(path)
+    tiles = ("--tile", "3600", "--retention", "3600:604800,86400:inf")
+    server = Server(path, *tiles)
     url["now"] = server.url
     thread = threading.Thread(target=send)
     thread.start()
@@ -135,13 +136,13 @@ def test_a_client_that_repeats_until_it_is_answered_survives_kills(tmp_path):
             stop.wait(0.005)
         server.process.kill()
         server.stop()
-        server = Server(path)
+        server = Server(path, *tiles)
         url["now"] = server.url
     thread.join(60)
     stop.set()
-    answer = httpx.get(f"{url['now']}/sets/a").json()
+    counts = [httpx.get(f"{url['now']}/sets/a/prediction", params=some).json()["count"] for some in ({}, {"since": 0})]
     server.stop()
-    assert len(done) == answer["count"] == len(X)
+    assert [len(done), *counts] == [len(X)] * 3
 
 
 @pytest.fixture

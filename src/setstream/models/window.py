@@ -236,11 +236,14 @@ class Window:
         checksum, header, state = [*data[len(FORMAT) :].split(b"\n", 2), b"", b""][:3]
         if checksum != _checksum(header, state):
             raise StateFormatError("the window is damaged: its checksum does not match its contents")
-        kept = json.loads(header)
-        length = {"count" if kept["by_count"] else "span": kept["length"]}
-        window = cls(model, **length, tile=kept["tile"], late=kept["late"], chunks=kept["chunks"])
-        window._head, window._seen, window._batch = kept["head"], kept["seen"], kept["batch"]
-        window.dropped = kept["dropped"]
+        try:
+            kept = json.loads(header)
+            length = {"count" if kept["by_count"] else "span": kept["length"]}
+            window = cls(model, **length, tile=kept["tile"], late=kept["late"], chunks=kept["chunks"])
+            window._head, window._seen, window._batch = kept["head"], kept["seen"], kept["batch"]
+            window.dropped = kept["dropped"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateFormatError(f"the header of the window cannot be read, it was edited: {error!r}") from None
         states = State.from_bytes(state).to(model.encoder.device or torch.device("cpu"))
         with evaluating(model):
             model.encoder.check_state(states)
