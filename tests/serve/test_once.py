@@ -197,6 +197,22 @@ def test_invalid_times_and_ranges_are_422_or_404(tiled, client):
     assert client.get("/sets/a/prediction", params={"since": 0}).status_code == 422
 
 
+def test_predictions_for_several_sets(tiled):
+    post(tiled, "a", X[:3], params={"time": 5})
+    post(tiled, "b", X[3:9], params={"time": 5 * HOUR})
+    answer = tiled.post("/predictions", json={"ids": ["b", "z", "a", "b"]}).json()["predictions"]
+    assert [(one["id"], one["count"]) for one in answer] == [("b", 6), ("z", 0), ("a", 3), ("b", 6)]
+    assert answer[1]["prediction"] is None
+    assert [answer[0], answer[2]] == [tiled.get(f"/sets/{id}/prediction").json() for id in "ba"]
+    ranged = tiled.post("/predictions", json={"ids": ["a", "b"], "since": 0, "until": HOUR}).json()["predictions"]
+    assert [one["count"] for one in ranged] == [3, 0]
+    for body in ({}, {"ids": []}, {"ids": ["a"] * 101}, {"ids": ["../a"]}, {"ids": ["a"], "since": "noon"}, {"ids": "a"}, [1]):
+        assert tiled.post("/predictions", json=body).status_code == 422
+    for content in (b"{", b'{"ids": ["a"], "since": NaN}', b'{"ids": ["\\ud800"]}', b"[" * 100_000, b""):
+        answer = tiled.post("/predictions", content=content, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 422)
+
+
 def test_the_server_drops_what_is_older_than_the_retention(tmp_path, monkeypatch):
     monkeypatch.setattr("setstream.serve.service.EXPIRE", 0.05)
     with ss.StateStore(tmp_path / "s.db", make(), tile=0.01) as store:

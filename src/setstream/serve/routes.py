@@ -215,6 +215,12 @@ async def predict(id: Id, service: Served, since: Since = None, until: Until = N
     return await service.predict(id, since, until)
 
 
+@router.post("/predictions", responses=problems(408, 413, 422, 429, 503))
+async def predict_all(wanted: answers.PredictionRequest, service: Served) -> answers.Predictions:
+    """The model's predictions for several sets, or for their elements of a range of time."""
+    return await service.predict_all(wanted)
+
+
 @router.websocket("/sets/{id}/live")
 async def live(id: Id, socket: WebSocket, service: Served) -> None:
     """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""

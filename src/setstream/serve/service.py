@@ -17,7 +17,7 @@ from fastapi import WebSocket
 
 from setstream.errors import ConfigurationError, DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
 from setstream.models.window import tile_number
-from setstream.serve.answers import InProgress, Prediction, Problem, as_json, message_of
+from setstream.serve.answers import InProgress, Prediction, PredictionRequest, Predictions, Problem, as_json, message_of
 from setstream.serve.bodies import parse_elements
 from setstream.serve.guard import Metrics, logger
 from setstream.serve.options import Options
@@ -180,6 +180,17 @@ class Service:
         """The state of a set, or of a range of time, as bytes."""
         whole = since is None and until is None
         return self.store.get_bytes(id) if whole else self.store.get(id, since=since, until=until).to_bytes()
+
+    async def predict_all(self, wanted: PredictionRequest) -> Predictions:
+        """The model's predictions for several sets."""
+
+        def one(id: str) -> Prediction:
+            try:
+                return self._predict(id, wanted.since, wanted.until)
+            except UnknownSetError:
+                return Prediction(id=id, count=0, prediction=None)
+
+        return Predictions(predictions=await self.run_in_reader(lambda: [one(id) for id in wanted.ids]))
 
     def _predict(self, id: str, since: float | None, until: float | None) -> Prediction:
         count, output = self.store.count_and_prediction(id, since=since, until=until)
