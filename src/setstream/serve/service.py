@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import WebSocket
 
 from setstream.errors import ConfigurationError, DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
-from setstream.models.window import tile_number
+from setstream.models.tiling import tile_number
 from setstream.serve.answers import InProgress, Prediction, PredictionRequest, Predictions, Problem, as_json, message_of
 from setstream.serve.bodies import parse_elements
 from setstream.serve.guard import Metrics, logger

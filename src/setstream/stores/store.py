@@ -26,7 +26,7 @@ from torch import Tensor
 from setstream.errors import ConfigurationError, SetstreamError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.models.window import Times, states_by_tile, tile_number, tile_numbers
+from setstream.models.tiling import Times, states_by_tile, tile_number, tile_numbers
 from setstream.sets.layout import pack
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
