@@ -3,6 +3,7 @@
     python benchmarks/serve.py                              10 s of load, 1,000 sets, two client processes, SQLite
     python benchmarks/serve.py --kill                       SIGKILL in the middle, and a new server on the same file
     python benchmarks/serve.py --states postgresql://...    the states in PostgreSQL
+    python benchmarks/serve.py --keys --tile 3600           each append with an Idempotency-Key, in a store with tiles
 
 Each client process keeps `--connections` requests on the way, each the next append of `--elements` elements to one of the
 1,000 sets, so every set is written to all the time. It notes what was answered, by set. Afterwards the count of every set is
@@ -28,12 +29,13 @@ from typing import Any
 import numpy as np
 
 
-async def append(port: int, id: str, body: bytes, streams: list[Any]) -> None:
+async def append(port: int, id: str, body: bytes, streams: list[Any], key: str = "") -> None:
     """One append over a connection that stays open; raises OSError when the server is gone."""
     if not streams:
         streams[:] = await asyncio.open_connection("127.0.0.1", port)
     reader, writer = streams
     head = f"POST /sets/{id}/elements HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f'Idempotency-Key: "{key}"\r\n' if key else ""
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     status = await reader.readline()
     length = 0
@@ -45,7 +47,7 @@ async def append(port: int, id: str, body: bytes, streams: list[Any]) -> None:
         raise ConnectionError(f"answered {status!r}")
 
 
-async def load(port_file: Path, number: int, sets: int, connections: int, elements: int) -> dict[str, Any]:
+async def load(port_file: Path, number: int, sets: int, connections: int, elements: int, keys: bool) -> dict[str, Any]:
     """Append until a file says that it is over; when the server dies, wait for the next."""
     rng = np.random.default_rng(number)
     bodies = [json.dumps({"elements": rng.standard_normal((elements, 2)).round(4).tolist()}).encode() for _ in range(64)]
@@ -64,7 +66,7 @@ async def load(port_file: Path, number: int, sets: int, connections: int, elemen
             begin = time.perf_counter()
             try:
                 port = int(port_file.read_text()) if not streams else 0
-                await append(port, f"set-{place}", body, streams)
+                await append(port, f"set-{place}", body, streams, f"{number}-{own}-{turn}" if keys else "")
             except (OSError, asyncio.IncompleteReadError, ValueError):
                 unsure[place] += elements * bool(streams)  # connected: it may have arrived
                 streams.clear()
@@ -150,19 +152,27 @@ def main() -> None:
     parser.add_argument("--model", default="umbc+set-transformer")
     parser.add_argument("--states", help="a file or postgresql://...; a temporary file unless given")
     parser.add_argument("--kill", action="store_true", help="SIGKILL in the middle, then a new server")
+    parser.add_argument("--keys", action="store_true", help="send each append with a key")
+    parser.add_argument("--tile", type=float, help="make the store with tiles of so many seconds")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         file, number = options.worker
-        work = load(Path(file), int(number), options.sets, options.connections, options.elements)
+        work = load(Path(file), int(number), options.sets, options.connections, options.elements, options.keys)
         print(json.dumps(asyncio.run(work)))
         return
     with tempfile.TemporaryDirectory() as folder:
         states, port_file = options.states or f"{folder}/states.db", Path(folder) / "port"
+        if options.tile:  # clients do without torch
+            import setstream as ss
+            from setstream.tasks.loading import open_model
+
+            ss.StateStore(states, open_model(options.model), tile=options.tile).close()
         server = start(states, options.model, port_file)
         before = counts_of(int(port_file.read_text()))
         _, cpu = facts_of(int(port_file.read_text()))
         shared = ["--sets", str(options.sets), "--connections", str(options.connections), "--elements", str(options.elements)]
+        shared += ["--keys"] * options.keys
         workers = [
             subprocess.Popen(
                 [sys.executable, __file__, *shared, "--worker", str(port_file), str(number)],

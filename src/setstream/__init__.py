@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from setstream.models.encoder import SetEncoder
     from setstream.models.model import SetModel
     from setstream.models.stream import SetStream
+    from setstream.models.window import Window
     from setstream.pools import (
         SSE,
         UMBC,
@@ -59,6 +60,7 @@ __all__ = [
     "SlotAttention",
     "State",
     "StateStore",
+    "Window",
     "data",
     "encode",
     "errors",
@@ -79,6 +81,7 @@ _MODULES = {
     "models.encoder": ("SetEncoder",),
     "models.model": ("SetModel",),
     "models.stream": ("SetStream",),
+    "models.window": ("Window",),
     "pools": (
         *("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "GatedAttention", "HierarchicalSSE", "MultiPass"),
         *("Parallel", "Projected", "SlotAttention"),

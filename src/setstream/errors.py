@@ -43,6 +43,10 @@ class ConsistencyError(SetstreamError, ValueError):
     """A set was given in several chunks, but the answer of the pool depends on where a set is cut."""
 
 
+class LateError(SetstreamError, ValueError):
+    """Elements are older than what is kept of their stream."""
+
+
 class MismatchError(SetstreamError, ValueError):
     """Two states, or a state and an encoder, do not belong together."""
 
@@ -73,6 +77,14 @@ class DataError(SetstreamError, ValueError):
 
 class StoreError(SetstreamError, RuntimeError):
     """A store of states cannot do what was asked: no such set, a file of another kind, another process that holds it."""
+
+
+class CursorError(StoreError):
+    """A consumer's position in a store is not where it believed: another consumer has moved it."""
+
+
+class KeyReusedError(SetstreamError, ValueError):
+    """A key that makes a change count once came again, with other contents."""
 
 
 class UnknownSetError(StoreError, LookupError):

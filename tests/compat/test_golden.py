@@ -75,6 +75,11 @@ def test_store(golden, tmp_path):
             torch.testing.assert_close(store.predict("a"), model(both))
     with ss.StateStore(tmp_path / "store.sqlite", model) as store:  # what this version made of it opens, too
         assert store.count("a") == 40
+    with ss.StateStore(tmp_path / "store.sqlite", model, tile=3600) as store:  # and gets tiles
+        assert store.update("a", encoders.elements(2)[0], time=0) == store.count("a") > 40
+        assert store.remove("a", until=3600) == 40
+        with torch.no_grad():
+            torch.testing.assert_close(store.predict("a"), model(both))
 
 
 @pytest.mark.parametrize("name", [*SAVED, "classifier"])

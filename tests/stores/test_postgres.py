@@ -1,7 +1,9 @@
 """A store in PostgreSQL: a real one, started for the test, shared by two servers."""
 
+import contextlib
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
@@ -15,10 +17,11 @@ import pytest
 import torch
 
 import setstream as ss
-from setstream.errors import MismatchError, StoreError, UnknownSetError
-from setstream.stores.store import Change, Changed
+from setstream.errors import CursorError, KeyReusedError, MismatchError, StoreError, UnknownSetError
+from setstream.stores.store import Change, Changed, Cursor
 from tests.serve.conftest import listening, make
 from tests.serve.test_process import appending
+from tests.stores import test_tiles
 
 
 def find_binaries():
@@ -79,7 +82,8 @@ def place(database):
 
     yield database
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS setstream_states, setstream_meta")
+        tables = ", ".join(f"setstream_{name}" for name in ("states", "meta", "tiles", "keys", "cursors"))
+        connection.execute(f"DROP TABLE IF EXISTS {tables}")
 
 
 def test_a_store_in_postgres_does_what_one_in_sqlite_does(place, tmp_path):
@@ -100,6 +104,59 @@ def test_a_store_in_postgres_does_what_one_in_sqlite_does(place, tmp_path):
             steps.append(store.count("c"))
             seen.append(steps)
     assert seen[0] == seen[1]
+
+
+def test_tiles_in_postgres(place):
+    hour, day = test_tiles.HOUR, test_tiles.DAY
+    with ss.StateStore(place, test_tiles.make()) as store:
+        store.update("a", torch.ones(2, 3))
+    with ss.StateStore(place, test_tiles.make(), tile=hour, retention={hour: 7 * day, day: 60 * day}) as store:
+        expected = test_tiles.fill(store, hours=100 * 24)
+        expected.add("a", torch.ones(2, 3), [None, None])
+        for since, until in ((0, 90), (3, 4), (None, 50), (50, None), (None, None)):
+            expected.check(store, "a", *(None if end is None else end * day + 1800 for end in (since, until)))
+        store.merge("b", "a")
+        expected.add("b", *zip(*expected.sets["a"], strict=True))
+        store.expire(100 * day)
+        store.remove("a", since=95 * day, until=96 * day)
+        expected.keep("a", lambda t: t is None or not 95 * day <= t < 96 * day)
+        for id in "ab":
+            expected.keep(id, lambda t: t is None or t >= 40 * day)
+            expected.check(store, id)
+            expected.check(store, id, since=94 * day + 1800, until=99 * day)
+            expected.check(store, id, since=50 * day + 1800, until=60 * day, tile=day)
+        assert store.delete("a")
+        assert store.update("a", torch.ones(1, 3), time=100 * day) == 1
+        assert int(store.get("a", since=0).count) == 1
+
+
+def test_keys_and_positions_in_postgres(place):
+    """Four clients of two servers send the same updates; two consumers read the same partition."""
+    x, stores = torch.randn(20, 3), [ss.StateStore(place, make()) for _ in range(2)]
+    part = stores[0].encoder.update(None, x[None, :1]).detach()
+
+    def send(seed):
+        for number in random.Random(seed).sample(range(20), 20):
+            stores[seed % 2].update("a", x[number : number + 1], key=str(number))
+
+    def consume(seed):
+        store = stores[seed % 2]
+        while (after := store.position("events", "0") or 0) < 20:
+            with contextlib.suppress(CursorError):
+                store.apply([Change("b", part)], cursor=Cursor("events", "0", after + 1, after or None))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4) for work in (send, consume)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (stores[0].count("a"), stores[0].count("b")) == (20, 20)
+    with pytest.raises(KeyReusedError):
+        stores[1].update("a", x[:2], key="7")
+    stores[0].expire(time.time() + 8 * 86_400)
+    assert stores[1].rows.query("SELECT COUNT(*) FROM setstream_keys") == [(0,)]
+    for store in stores:
+        store.close()
 
 
 def test_it_knows_its_model_and_says_what_is_wrong(place):

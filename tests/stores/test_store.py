@@ -484,7 +484,7 @@ def test_two_stores_on_one_file_see_each_others_commits(tmp_path):
 
 
 def test_a_small_cache_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr("setstream.stores.store.CACHE_BYTES", 2000)
+    monkeypatch.setattr("setstream.stores.cache.CACHE_BYTES", 2000)
     x = torch.randn(8, 5, 3)
     with ss.StateStore(tmp_path / "s.db", make()) as store:
         for piece in x.split(1, dim=1):

@@ -11,6 +11,7 @@ from setstream.errors import ShapeError
 from setstream.models.encoder import SetEncoder
 from setstream.models.pretrained import Pretrained
 from setstream.models.stream import SetStream
+from setstream.models.window import Late, Window
 from setstream.sets.layout import Sets
 from setstream.states.state import State
 
@@ -53,3 +54,15 @@ class SetModel(Pretrained, nn.Module):
     def stream(self, *, chunks: str | None = None) -> SetStream:
         """A stream to which elements are added as they arrive, and which predicts at any time; `chunks` as in `SetStream`."""
         return SetStream(self, chunks=chunks)
+
+    def window(
+        self,
+        *,
+        count: int | None = None,
+        span: float | None = None,
+        tile: float,
+        late: Late = "drop",
+        chunks: str | None = None,
+    ) -> Window:
+        """A stream that predicts for its last elements only, the last `count` or those of the last `span`; see `Window`."""
+        return Window(self, count=count, span=span, tile=tile, late=late, chunks=chunks)

@@ -16,6 +16,8 @@ from setstream.errors import ConsistencyError, MismatchError, SetstreamError, St
 # Letters, digits and a few signs without a meaning in paths: no slash, no backslash, nothing that begins with a dot.
 ID_PATTERN = r"^\w[\w .:@+=~-]{0,199}$"
 SetId = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+# Sets of one request for predictions.
+MOST_IDS = 100
 # Characters of an answer that says what was wrong.
 MOST_TEXT = 2000
 
@@ -24,9 +26,13 @@ class TooManyElements(SetstreamError, ValueError):
     """More elements, or larger counts, than a request may have."""
 
 
+class InProgress(SetstreamError):
+    """A request with the same key is being answered."""
+
+
 # The first match counts. Errors that are not listed are invalid input: 422.
 STATUS: dict[type[SetstreamError], int] = {TooManyElements: 413, UnknownSetError: 404, StoreFullError: 403, StoreError: 503}
-STATUS |= {MismatchError: 409, ConsistencyError: 409}
+STATUS |= {MismatchError: 409, ConsistencyError: 409, InProgress: 409}
 
 
 def _example(**values: Any) -> ConfigDict:
@@ -96,6 +102,22 @@ class Prediction(SetInfo):
 
     model_config = _example(id="customer-7", count=150, prediction=[[0.25, 0.75]])
     prediction: Any
+
+
+class PredictionRequest(BaseModel):
+    """Which sets to predict for, and over which range of time, if the store has tiles."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"ids": ["customer-7", "customer-9"]}]})
+    ids: list[SetId] = Field(min_length=1, max_length=MOST_IDS)
+    since: float | None = Field(None, allow_inf_nan=False)
+    until: float | None = Field(None, allow_inf_nan=False)
+
+
+class Predictions(BaseModel):
+    """The predictions in the order of the ids; where there is no such set, the count is 0 and the prediction null."""
+
+    model_config = _example(predictions=[{"id": "customer-7", "count": 150, "prediction": [[0.25, 0.75]]}])
+    predictions: list[Prediction]
 
 
 def as_json(output: Any) -> Any:

@@ -25,7 +25,7 @@ from setstream.serve.answers import problem
 from setstream.serve.options import BODY_START, Options
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-ONCE = ("host", "authorization", "content-type", "content-length", "origin", "sec-websocket-protocol")
+ONCE = ("host", "authorization", "content-type", "content-length", "origin", "sec-websocket-protocol", "idempotency-key")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "WEBSOCKET")
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
 POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

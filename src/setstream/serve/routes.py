@@ -1,6 +1,9 @@
 """The routes of the HTTP interface."""
 
 import asyncio
+import re
+import uuid
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Path, Query, Request, Response, WebSocket, WebSocketDisconnect
@@ -13,8 +16,11 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from setstream.serve import answers
+from setstream.serve.answers import SetInfo
 from setstream.serve.bodies import ARROW, JSON, NPY
 from setstream.serve.service import Service, accept
+from setstream.serve.writer import Request as Change
+from setstream.stores.store import Changed
 
 STATE = "application/octet-stream"
 REASONS = {
@@ -23,11 +29,11 @@ REASONS = {
     403: "Another origin, or no more sets may be created.",
     404: "There is no such set.",
     408: "The body took too long to arrive.",
-    409: "A state of another encoder.",
+    409: "A state of another encoder, or a request with the same key is in progress.",
     413: "Too many bytes or elements.",
     415: "A content type that this route does not accept.",
     421: "Another host name than this server's.",
-    422: "Invalid values: the answer says what was expected.",
+    422: "Invalid values, or a key that came with another body: the answer says what was expected.",
     429: "Too many bytes at a time: try again.",
     503: "The store cannot be reached.",
 }
@@ -38,9 +44,26 @@ OBJECT = {"type": "object", "properties": ROWS, "required": ["elements"], "addit
 EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
 # The bodies that routes read by themselves, and answers that are not JSON, for OpenAPI.
 ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: BINARY, ARROW: BINARY}
-ELEMENTS_BODY = {"requestBody": {"required": True, "content": ELEMENTS}}
-MERGE_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": answers.MergeFrom.model_json_schema()}}}}
-STATE_BODY = {"requestBody": {"required": True, "content": {STATE: BINARY}}}
+KEY_HEADER = "Idempotency-Key"
+REPLAYED = {"Idempotency-Replayed": "true"}
+KEY: dict[str, Any] = {
+    "name": KEY_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Make the change once: a repetition with this key gets the first answer, with Idempotency-Replayed: true.",
+    "schema": {"type": "string", "pattern": '^"[A-Za-z0-9_.:-]{1,255}"$'},
+    "examples": {"a UUID": {"value": '"8e03978e-40d5-43dd-bc93-6894a57f9324"'}},
+}
+
+
+def takes(content: dict[str, Any]) -> dict[str, Any]:
+    """A body that a route reads by itself, and the header with a key, for OpenAPI."""
+    return {"requestBody": {"required": True, "content": content}, "parameters": [KEY]}
+
+
+ELEMENTS_BODY = takes(ELEMENTS)
+MERGE_BODY = takes({JSON: {"schema": answers.MergeFrom.model_json_schema()}})
+STATE_BODY = takes({STATE: BINARY})
 STATE_ANSWER: Any = {200: {"content": {STATE: BINARY}, "description": "A safetensors file."}}
 METRICS_ANSWER: Any = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "For Prometheus."}}
 MERGE_BYTES = 2**12  # of a body that names a set
@@ -58,6 +81,10 @@ async def service_of(connection: HTTPConnection) -> Service:
 
 Served = Annotated[Service, Depends(service_of)]
 Id = Annotated[answers.SetId, Path(pattern=answers.ID_PATTERN, description="The set's id.", examples=["customer-7"])]
+Seconds = Annotated[float | None, Query(allow_inf_nan=False)]
+Time = Annotated[Seconds, Query(description="When the elements happened, in seconds since 1970; now, unless given.")]
+Since = Annotated[Seconds, Query(description="Only elements from this time on, in seconds since 1970, in whole tiles.")]
+Until = Annotated[Seconds, Query(description="Only elements before this time.")]
 VALID_ID = TypeAdapter(answers.SetId).validator
 router = APIRouter()
 
@@ -70,11 +97,27 @@ def content_type(request: Request, *allowed: str) -> str:
     return kind
 
 
-@router.post("/sets/{id}/elements", responses=problems(*CHANGES), openapi_extra=ELEMENTS_BODY)
-async def append(id: Id, request: Request, service: Served) -> answers.SetInfo:
+def key_of(request: Request) -> str | None:
+    """The key of a request: a string of structured fields, "in quotes"; without them it is accepted, too."""
+    given = request.headers.get(KEY_HEADER)
+    if given is None:
+        return None
+    key = given[1:-1] if len(given) > 1 and given[0] == given[-1] == '"' else given
+    if not re.fullmatch(r"[ !#-\[\]-~]{1,255}", key):
+        raise HTTPException(400, f'{KEY_HEADER} is 1 to 255 printable characters in quotes, such as "{uuid.uuid4()}"')
+    return key
+
+
+def counted(id: str, result: Changed) -> JSONResponse:
+    """The answer to a change, which says if it is that of an earlier request with the same key."""
+    return JSONResponse({"id": id, "count": result.count}, headers=REPLAYED if result.replayed else None)
+
+
+@router.post("/sets/{id}/elements", responses=problems(409, *CHANGES), openapi_extra=ELEMENTS_BODY, response_model=SetInfo)
+async def append(id: Id, request: Request, service: Served, time: Time = None) -> Response:
     """Add elements to a set, which is created if it is new. Answered when they are committed."""
-    kind = content_type(request, JSON, NPY, ARROW)
-    return answers.SetInfo(id=id, count=await service.append(id, kind, await request.body()))
+    kind, key = content_type(request, JSON, NPY, ARROW), key_of(request)
+    return counted(id, await service.append(id, kind, await request.body(), key, time))
 
 
 APPEND = router.routes[-1]
@@ -86,13 +129,15 @@ def append_directly(api: FastAPI) -> ASGIApp:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope.get("path", "")
         id = path.removeprefix("/sets/").removesuffix("/elements")
-        if scope.get("method") != "POST" or path != f"/sets/{id}/elements" or not VALID_ID.isinstance_python(id):
+        direct = scope.get("method") == "POST" and path == f"/sets/{id}/elements" and not scope.get("query_string")
+        if not direct or not VALID_ID.isinstance_python(id):
             await api(scope, receive, send)
             return
         scope.update(app=api, route=APPEND)
         request, failure = Request(scope, receive), None
+        answer: Response
         try:
-            answer = JSONResponse((await append(id, request, api.state.service)).model_dump())
+            answer = await append(id, request, api.state.service)
         except Exception as error:
             answer, failure = await answers.on_error(request, error), error
         await answer(scope, receive, send)
@@ -102,10 +147,11 @@ def append_directly(api: FastAPI) -> ASGIApp:
     return app
 
 
-@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=MERGE_BODY)
-async def merge(id: Id, request: Request, service: Served) -> answers.SetInfo:
+@router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=MERGE_BODY, response_model=SetInfo)
+async def merge(id: Id, request: Request, service: Served) -> Response:
     """Add another set to a set. The other stays."""
     content_type(request, JSON)
+    key = key_of(request)
     body = await request.body()
     if len(body) > MERGE_BYTES:
         raise HTTPException(413, f"a body that names a set has at most {MERGE_BYTES} bytes")
@@ -113,7 +159,7 @@ async def merge(id: Id, request: Request, service: Served) -> answers.SetInfo:
         other = answers.MergeFrom.model_validate_json(body)
     except ValidationError as error:
         raise RequestValidationError(error.errors(include_url=False, include_input=False)) from None
-    return answers.SetInfo(id=id, count=await service.writer.submit(id, other.source))
+    return counted(id, await service.submit(Change(id, other.source), key, "merge", body))
 
 
 @router.delete("/sets/{id}", status_code=204, responses=problems(404, 422, 503))
@@ -122,18 +168,26 @@ async def delete(id: Id, service: Served) -> None:
     await service.delete(id)
 
 
-@router.put("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY)
-async def replace_state(id: Id, request: Request, service: Served) -> answers.SetInfo:
+@router.delete("/sets/{id}/elements", responses=problems(404, 422, 503))
+async def remove_range(id: Id, service: Served, since: Since = None, until: Until = None) -> answers.SetInfo:
+    """Remove the elements of a range of time, which consists of whole tiles."""
+    count = await service.run_in_reader(partial(service.store.remove, id, since=since, until=until))
+    service.watchers.notify([id])
+    return answers.SetInfo(id=id, count=count)
+
+
+@router.put("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY, response_model=SetInfo)
+async def replace_state(id: Id, request: Request, service: Served, time: Time = None) -> Response:
     """Replace a set by a state (safetensors, as State.to_bytes writes it); the set is created if it is new."""
     content_type(request, STATE)
-    return answers.SetInfo(id=id, count=await service.upload(id, await request.body(), replace=True))
+    return counted(id, await service.upload(id, await request.body(), True, key_of(request), time))
 
 
-@router.post("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY)
-async def add_state(id: Id, request: Request, service: Served) -> answers.SetInfo:
+@router.post("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY, response_model=SetInfo)
+async def add_state(id: Id, request: Request, service: Served, time: Time = None) -> Response:
     """Add a state that was made elsewhere to a set: what another machine has seen."""
     content_type(request, STATE)
-    return answers.SetInfo(id=id, count=await service.upload(id, await request.body(), replace=False))
+    return counted(id, await service.upload(id, await request.body(), False, key_of(request), time))
 
 
 @router.get("/sets", responses=problems(422, 503))
@@ -156,9 +210,15 @@ async def describe(id: Id, service: Served) -> answers.SetDetails:
 
 
 @router.get("/sets/{id}/prediction", responses=problems(404, 422, 503))
-async def predict(id: Id, service: Served) -> answers.Prediction:
-    """The model's prediction for a set now."""
-    return await service.predict(id)
+async def predict(id: Id, service: Served, since: Since = None, until: Until = None) -> answers.Prediction:
+    """The model's prediction for a set now, or for its elements of a range of time."""
+    return await service.predict(id, since, until)
+
+
+@router.post("/predictions", responses=problems(408, 413, 422, 429, 503))
+async def predict_all(wanted: answers.PredictionRequest, service: Served) -> answers.Predictions:
+    """The model's predictions for several sets, or for their elements of a range of time."""
+    return await service.predict_all(wanted)
 
 
 @router.websocket("/sets/{id}/live")
@@ -193,9 +253,9 @@ async def _until_gone(socket: WebSocket) -> None:
 
 
 @router.get("/sets/{id}/state", response_class=Response, responses=problems(404, 422, 503) | STATE_ANSWER)
-async def download_state(id: Id, service: Served) -> Response:
-    """The state of a set, for State.from_bytes, another server, or an archive."""
-    return Response(await service.run_in_reader(service.store.get_bytes, id), media_type=STATE)
+async def download_state(id: Id, service: Served, since: Since = None, until: Until = None) -> Response:
+    """The state of a set, or of a range of time, for State.from_bytes, another server, or an archive."""
+    return Response(await service.run_in_reader(service.state, id, since, until), media_type=STATE)
 
 
 @router.get("/model", responses=problems())

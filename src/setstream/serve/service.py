@@ -4,8 +4,9 @@ Changes while a prediction is computed or sent count as one: a slow watcher miss
 """
 
 import asyncio
+import hashlib
 import os
-import time
+import time as clock
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,18 +15,21 @@ from typing import Any, TypeVar
 
 from fastapi import WebSocket
 
-from setstream.errors import DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
-from setstream.serve.answers import Prediction, Problem, as_json, message_of
+from setstream.errors import ConfigurationError, DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
+from setstream.models.tiling import tile_number
+from setstream.serve.answers import InProgress, Prediction, PredictionRequest, Predictions, Problem, as_json, message_of
 from setstream.serve.bodies import parse_elements
 from setstream.serve.guard import Metrics, logger
 from setstream.serve.options import Options
-from setstream.serve.writer import Writer
-from setstream.stores.store import StateStore
+from setstream.serve.writer import Request, Writer
+from setstream.stores.store import Changed, StateStore
 
 # Bodies up to this size are parsed on the event loop: passing them to a thread would take longer.
 SMALL = 2**14
 # Seconds after which a server counts the sets anew: others may share its store.
 RECOUNT = 10.0
+# Seconds, at least, between two runs of `StateStore.expire`: otherwise once per tile, and once per hour.
+EXPIRE = 60.0
 # Seconds within which the store must answer a health check.
 PULSE = 2.0
 
@@ -82,6 +86,7 @@ class Service:
     def __init__(self, store: StateStore, options: Options, metrics: Metrics, name: str) -> None:
         self.store, self.options, self.metrics, self.name = store, options, metrics, name
         self.watchers = Watchers(self._message)
+        self._in_progress: set[tuple[str, str]] = set()  # ids and keys of changes
         self.visitors = 0  # of the playground, now
         self.writer = Writer(store, options.max_sets, metrics, self.watchers.notify)
         self._readers = ThreadPoolExecutor(max(2, os.cpu_count() or 1), "setstream-reader")
@@ -89,11 +94,16 @@ class Service:
         self.playground = ThreadPoolExecutor(1, "setstream-playground")
         self._health = ThreadPoolExecutor(1, "setstream-health")
         self._checking: asyncio.Future[Any] | None = None
-        self._counting = asyncio.create_task(self._recount())
+        tile = 3600.0 if store.tiles is None else store.tiles.tiling.tile
+        self._repeated = [
+            asyncio.create_task(self._repeat("recount", self.writer.recount, RECOUNT)),
+            asyncio.create_task(self._repeat("expire", store.expire, min(3600.0, max(EXPIRE, tile)))),
+        ]
 
     async def close(self) -> None:
         """Finish all waiting changes, then close the store."""
-        self._counting.cancel()
+        for task in self._repeated:
+            task.cancel()
         await asyncio.to_thread(self.writer.close)
         for pool in (self.playground, self._health):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -104,23 +114,46 @@ class Service:
         """Run a slow function in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *values)
 
-    async def append(self, id: str, kind: str, body: bytes) -> int:
-        """Add the elements in a body to a set; returns its count."""
+    async def append(self, id: str, kind: str, body: bytes, key: str | None = None, time: float | None = None) -> Changed:
+        """Add the elements in a body to a set."""
         parse = partial(parse_elements, kind, body, self.options.max_elements)
         elements = parse() if len(body) <= SMALL else await self.run_in_reader(parse)
         try:
-            count = await self.writer.submit(id, elements)
+            result = await self.submit(Request(id, elements, tile=self._tile(time, now=True)), key, kind, body, time)
         except ShapeError as error:
             if (width := self.store.encoder.width()) is None:
                 raise
             shape = f"lists of shape {tuple(elements.shape[1:])}" if elements.dim() > 1 else "single numbers"
             raise DataError(f"each element must be {width} numbers, as in [[...], [...]]; got {shape}") from error
-        self.metrics.elements.inc(len(elements))
-        return count
+        self.metrics.elements.inc(0 if result.replayed else len(elements))
+        return result
 
-    async def upload(self, id: str, body: bytes, replace: bool) -> int:
-        """Add a state that was made elsewhere, or replace the set by it; returns its count."""
-        return await self.writer.submit(id, await self.run_in_reader(self.store.parse, body), replace)
+    async def upload(self, id: str, body: bytes, replace: bool, key: str | None = None, time: float | None = None) -> Changed:
+        """Add a state that was made elsewhere, or replace the set by it."""
+        part = await self.run_in_reader(self.store.parse, body)
+        return await self.submit(Request(id, part, replace, self._tile(time)), key, "state", body, time)
+
+    async def submit(self, request: Request, key: str | None, kind: str, body: bytes, time: float | None = None) -> Changed:
+        """Make a change; with a key, once: the contents are recognised by their kind, bytes and time."""
+        if key is None:
+            return await self.writer.submit(request)
+        if (request.id, key) in self._in_progress:
+            raise InProgress(f"a request with the key {key!r} is in progress: wait for its answer, or repeat it later")
+        self._in_progress.add((request.id, key))
+        try:
+            digest = hashlib.blake2b(repr((kind, time)).encode() + body, digest_size=16).hexdigest()
+            return await self.writer.submit(request._replace(key=key, digest=digest))
+        finally:
+            self._in_progress.discard((request.id, key))
+
+    def _tile(self, time: float | None, now: bool = False) -> int | None:
+        """The tile of a time. Without one: of now, where elements are added; none, where a state is."""
+        tiles = self.store.tiles
+        if tiles is None and time is not None:
+            raise ConfigurationError("this server keeps no times: its store has no tiles")
+        if tiles is None or (time is None and not now):
+            return None
+        return tile_number(clock.time() if time is None else time, tiles.tiling.tile)
 
     async def delete(self, id: str) -> None:
         """Delete a set."""
@@ -139,12 +172,28 @@ class Service:
         if (error := checking.exception()) is not None:
             raise StoreError(f"the store does not answer: {error}") from error
 
-    async def predict(self, id: str) -> Prediction:
-        """The model's prediction for a set."""
-        return await self.run_in_reader(self._predict, id)
+    async def predict(self, id: str, since: float | None = None, until: float | None = None) -> Prediction:
+        """The model's prediction for a set, or for a range of time."""
+        return await self.run_in_reader(self._predict, id, since, until)
 
-    def _predict(self, id: str) -> Prediction:
-        count, output = self.store.count_and_prediction(id)
+    def state(self, id: str, since: float | None, until: float | None) -> bytes:
+        """The state of a set, or of a range of time, as bytes."""
+        whole = since is None and until is None
+        return self.store.get_bytes(id) if whole else self.store.get(id, since=since, until=until).to_bytes()
+
+    async def predict_all(self, wanted: PredictionRequest) -> Predictions:
+        """The model's predictions for several sets."""
+
+        def one(id: str) -> Prediction:
+            try:
+                return self._predict(id, wanted.since, wanted.until)
+            except UnknownSetError:
+                return Prediction(id=id, count=0, prediction=None)
+
+        return Predictions(predictions=await self.run_in_reader(lambda: [one(id) for id in wanted.ids]))
+
+    def _predict(self, id: str, since: float | None, until: float | None) -> Prediction:
+        count, output = self.store.count_and_prediction(id, since=since, until=until)
         return Prediction(id=id, count=count, prediction=as_json(output))
 
     async def _message(self, id: str) -> str:
@@ -157,13 +206,14 @@ class Service:
             answer = Problem(detail=message_of(error))
         return answer.model_dump_json()
 
-    async def _recount(self) -> None:
-        pause = RECOUNT
+    async def _repeat(self, name: str, work: Callable[[], Any], seconds: float) -> None:
+        """Do some work again and again, and at most a twentieth of the time: with a million sets it may take a second."""
+        pause = seconds
         while True:
             await asyncio.sleep(pause)
-            began = time.monotonic()
+            began = clock.monotonic()
             try:
-                await self.run_in_reader(self.writer.recount)
+                await self.run_in_reader(work)
             except SetstreamError as error:  # the store cannot be reached now
-                logger.warning("recount", extra={"facts": {"problem": str(error)}})
-            pause = max(RECOUNT, 20 * (time.monotonic() - began))  # counting a million sets may take a second
+                logger.warning(name, extra={"facts": {"problem": str(error)}})
+            pause = max(seconds, 20 * (clock.monotonic() - began))

@@ -12,6 +12,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import torch
@@ -26,13 +27,27 @@ from setstream.stores.store import Change, Changed, StateStore
 ROUND_CHANGES, ROUND_ELEMENTS = 256, 2**16
 
 
-class Pending(NamedTuple):
-    """A change that waits: elements to encode, a state, or the id of another set."""
+class Request(NamedTuple):
+    """A change that a client asks for: elements to encode, a state, or the id of another set; see `Change`."""
 
     id: str
     part: Tensor | State | str
-    replace: bool
-    future: asyncio.Future[int]
+    replace: bool = False
+    tile: int | None = None  # where it goes, in a store with tiles
+    key: str | None = None
+    digest: str = ""
+
+    def change(self, part: State | str) -> Change:
+        """The change, with its elements encoded."""
+        tiles = {self.tile: part} if self.tile is not None and isinstance(part, State) else None
+        return Change(self.id, part, self.replace, tiles, self.key, self.digest)
+
+
+class Pending(NamedTuple):
+    """A request that waits for its commit."""
+
+    request: Request
+    future: asyncio.Future[Changed]
     elements: int  # that it has to encode
 
 
@@ -48,10 +63,10 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name="setstream-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, id: str, part: Tensor | State | str, replace: bool = False) -> int:
-        """Make a change; returns the set's count when it is committed."""
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._waiting.put(Pending(id, part, replace, future, len(part) if isinstance(part, Tensor) else 0))
+    async def submit(self, request: Request) -> Changed:
+        """Make a change; returns its result when it is committed."""
+        future: asyncio.Future[Changed] = self._loop.create_future()
+        self._waiting.put(Pending(request, future, len(request.part) if isinstance(request.part, Tensor) else 0))
         return await future
 
     def count_sets(self, change: int) -> None:
@@ -86,11 +101,11 @@ class Writer:
         results: dict[int, Changed | BaseException] = {}
         changes: dict[int, Change] = {}
         try:
-            for place, part in enumerate(encode_all(self.store, [change.part for change in pending])):
+            for place, part in enumerate(encode_all(self.store, [one.request.part for one in pending])):
                 if isinstance(part, SetstreamError):
                     results[place] = part
                 else:
-                    changes[place] = Change(pending[place].id, part, pending[place].replace)
+                    changes[place] = pending[place].request.change(part)
             applied = self.store.apply(list(changes.values()), room=self.max_sets - self.sets) if changes else []
             self.count_sets(sum(isinstance(result, Changed) and result.began for result in applied))
             results |= zip(changes, applied, strict=True)
@@ -103,10 +118,11 @@ class Writer:
             if change.future.done():  # its client left; the change is still made
                 continue
             if isinstance(result, Changed):
-                change.future.set_result(result.count)
+                change.future.set_result(result)
             else:
                 change.future.set_exception(result)
-        self.changed([change.id for change, result in zip(pending, results, strict=True) if isinstance(result, Changed)])
+        made = [isinstance(result, Changed) and not result.replayed for result in results]
+        self.changed([change.request.id for change in compress(pending, made)])
 
 
 def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:

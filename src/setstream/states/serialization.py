@@ -12,7 +12,7 @@ of them, and what the others have in common with it (a `_Layout`) is kept: they 
 
 import hashlib
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import safetensors.torch
@@ -141,9 +141,39 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         layout = _learn((head, tail), data, loaded, {key: value for key, value in metadata.items() if key != "checksum"})
     body = bytearray(memoryview(data)[start:])
     if checksum != layout.checksum({name: memoryview(body)[place] for name, *_, place in layout.tensors}):
-        raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
-    metadata = layout.metadata
+        raise _damaged()
     tensors = {name: _tensor(body, dtype, shape, place.start) for name, _, dtype, shape, place in layout.tensors}
+    return _assemble(layout.metadata, tensors)
+
+
+def parse_all(data: Sequence[bytes]) -> tuple[dict[str, Accumulator], Tensor, Origin | None] | None:
+    """The states of single sets in several blobs, as one batch; None unless they differ in their contents only.
+
+    Much faster than to parse each of them: the tensors of all are made together.
+    """
+    parse(data[0])
+    head, _, tail, start = _split(data[0])
+    layout, size = _layouts.get((head, tail)), len(data[0])
+    first = len(head) + 32  # after the checksum
+    alike = all(len(one) == size and one[: len(head)] == head and one[first:start] == tail for one in data)
+    if layout is None or not alike or any(shape[0] != 1 or not shape.numel() for *_, shape, _ in layout.tensors):
+        return None
+    bodies = [memoryview(one)[start:] for one in data]
+    for one, body in zip(data, bodies, strict=True):
+        checksum = layout.checksum({name: body[place] for name, *_, place in layout.tensors})
+        if one[len(head) : first] != checksum.encode():
+            raise _damaged()
+    rows = torch.frombuffer(bytearray(b"".join(bodies)), dtype=torch.uint8).view(len(data), -1)
+    tensors = {n: rows[:, place].contiguous().view(t).view(-1, *shape[1:]) for n, _, t, shape, place in layout.tensors}
+    return _assemble(layout.metadata, tensors)
+
+
+def _damaged() -> StateFormatError:
+    return StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
+
+
+def _assemble(metadata: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
+    """Accumulators, count and origin from the metadata and the tensors of a state, or of a batch of them."""
     count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
     if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):
         raise StateFormatError("the state lacks its count, its parts or its fingerprint: it was edited")

@@ -1,9 +1,11 @@
 """What a store takes: changes of sets whose ids are text, and states that the model can read, as running its head shows."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,32 +14,47 @@ from setstream.models.phi import all_finite
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
+# The versions of a store. One with tiles must not be changed by a program that does not know them.
+PLAIN, TILED = "1", "2"
 # States per call of the head.
 CHECKED_TOGETHER = 256
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one set: add a part (a state, or another set of the store), or replace the set by it."""
+    """A change of one set: add a part (a state, or another set of the store), or replace the set by it.
+
+    Args:
+        id: The set.
+        part: What to add.
+        replace: Replace the set by the part instead.
+        tiles: In a store with tiles, the states whose sum the part is, by the number of their tile; None: it has no time.
+        key: Make the change once: if the set has had a change with this key, its first result is returned.
+        digest: What the contents are recognised by: the same key with another digest is a KeyReusedError.
+    """
 
     id: str
     part: State | str
     replace: bool = False
+    tiles: Mapping[int, State] | None = None
+    key: str | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The result of a change: how many elements the set has now, and whether the change created it."""
+    """The result of a change: how many elements the set has now, whether it was created, and whether this is an old result."""
 
     count: int
     began: bool
+    replayed: bool = False
 
 
-def check_facts(facts: Mapping[str, str], place: str, version: int, origin: Origin) -> None:
-    """Raise an error unless the database is a store of this version, and of this encoder."""
+def check_facts(facts: Mapping[str, str], place: str, versions: Sequence[str], origin: Origin) -> None:
+    """Raise an error unless the database is a store of one of these versions, and of this encoder."""
     if not {"version", "fingerprint"} <= set(facts):
         raise StoreError(f"{place}: is a database, but not a store of states")
-    if facts["version"] != str(version):
+    if facts["version"] not in versions:
         raise StoreError(f"{place}: was written by a newer setstream (version {facts['version']} of the store)")
     if not Origin(None, facts["fingerprint"]).same_as(origin):
         raise MismatchError(
@@ -58,6 +75,22 @@ def checked_id(id: object) -> str:
     if not is_text(id):
         raise ConfigurationError(f"the id of a set is text; {id!r} holds half of a surrogate pair")
     return id
+
+
+def digest(contents: Sequence[Any]) -> str:
+    """What contents of a change are recognised by: states, tensors and arrays by their bytes, others as they are written."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for one in contents:
+        if isinstance(one, State):
+            hasher.update(one.to_bytes())
+        elif isinstance(one, Tensor | np.ndarray):
+            array = one.numpy(force=True) if isinstance(one, Tensor) else np.asarray(one)
+            hasher.update(repr((array.dtype.str, array.shape)).encode() + array.tobytes())
+        elif isinstance(one, list | tuple):
+            hasher.update(digest(one).encode())
+        else:
+            hasher.update(repr(one).encode())
+    return hasher.hexdigest()
 
 
 def stack(states: Sequence[State]) -> State:

@@ -28,14 +28,12 @@ def key_of(id: str) -> int:
 
 
 class PostgresRows(Rows):
-    """Rows in two tables of one database; `wait`: seconds to wait for a lock or a connection before giving up."""
+    """Rows in tables of one database; `wait`: seconds to wait for a lock or a connection before giving up."""
 
-    states, meta = "setstream_states", "setstream_meta"
+    states, meta, tiles = "setstream_states", "setstream_meta", "setstream_tiles"
+    keys, cursors = "setstream_keys", "setstream_cursors"
     # In the order of bytes, as in SQLite, for any language of the database.
-    schema = (
-        Rows.schema[0],
-        'CREATE TABLE IF NOT EXISTS {states} (id TEXT COLLATE "C" PRIMARY KEY, count BIGINT NOT NULL, state BYTEA NOT NULL)',
-    )
+    text, blob = 'TEXT COLLATE "C"', "BYTEA"
 
     def __init__(self, url: str, wait: float) -> None:
         self._lock = threading.RLock()
@@ -76,7 +74,7 @@ class PostgresRows(Rows):
         with self._connection() as connection, connection.cursor(binary=True) as cursor:
             keys = sorted({key_of(id) for id in ids} or {key_of("")})
             connection.execute("SELECT pg_advisory_xact_lock(key) FROM unnest(%s::bigint[]) AS key", [keys])
-            yield Transaction(self.states, cursor)
+            yield Transaction(self, cursor)
 
     def close(self) -> None:
         with self._lock:

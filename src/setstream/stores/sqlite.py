@@ -24,7 +24,7 @@ BROKEN = (sqlite3.Error, UnicodeError)
 class SqliteRows(Rows):
     """Rows in one file; `wait`: seconds to wait for another process's transaction before giving up."""
 
-    schema = (Rows.schema[0], Rows.schema[1] + " WITHOUT ROWID")
+    options = " WITHOUT ROWID"
 
     def __init__(self, path: Path, wait: float) -> None:
         self._writing, self._reading = threading.RLock(), threading.RLock()
@@ -59,7 +59,7 @@ class SqliteRows(Rows):
             database = self._writer
             try:
                 database.execute("BEGIN IMMEDIATE")
-                yield Transaction(self.states, database, "?")
+                yield Transaction(self, database, "?")
                 database.execute("COMMIT")
             except BaseException as error:
                 with suppress(*BROKEN):

@@ -1,7 +1,8 @@
 """StateStore: states of many sets, by id, on disk.
 
-    store.update(id, elements)       state[id] <- state[id] + absorb(elements)       one transaction
-    store.predict(id)                head(finalize(state[id]))
+    store.update(id, elements)             state[id] <- state[id] + absorb(elements)       one transaction
+    store.predict(id)                      head(finalize(state[id]))
+    store.predict(id, since=, until=)      head(finalize(Σ tiles of the range))            with tile= (`tiles.py`)
 
 The states are in one SQLite file, or in PostgreSQL where several machines share them (`backend.py`). Elements become
 a state before the transaction begins, so a lock is held for a merge of small states only; two processes that update the
@@ -10,37 +11,41 @@ same set wait for each other, and no update is lost.
 
 from __future__ import annotations
 
+import time as clock
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import islice
-from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, MismatchError, SetstreamError, StoreFullError, UnknownSetError
+from setstream.errors import ConfigurationError, SetstreamError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.states import serialization
+from setstream.models.tiling import Times, states_by_tile, tile_number, tile_numbers
+from setstream.sets.layout import pack
 from setstream.states.fingerprint import Origin
-from setstream.states.state import MOST_ELEMENTS, State
+from setstream.states.state import State
 from setstream.stores import checks
-from setstream.stores.backend import Row, Rows
+from setstream.stores.backend import Row, Rows, Transaction
+from setstream.stores.batch import Batch
+from setstream.stores.cache import StateCache
 from setstream.stores.checks import Change, Changed
+from setstream.stores.ledger import Cursor, Position, Replays, expire_keys, lock_of, move, record
 from setstream.stores.postgres import PostgresRows
+from setstream.stores.reader import StateReader
 from setstream.stores.sqlite import SqliteRows
+from setstream.stores.tiles import merge_rows, open_tiles, stack
+from setstream.stores.tiling import Retention
 
-__all__ = ["Change", "Changed", "StateStore"]
-
-VERSION = 1
-# Bytes of the states that are kept parsed: the latest half, and the half before it.
-CACHE_BYTES = 2**26
+__all__ = ["Change", "Changed", "Cursor", "StateStore"]
 
 
-class StateStore(AbstractContextManager["StateStore"]):
+class StateStore(StateReader, AbstractContextManager["StateStore"]):
     """The states of many sets in one place, for one model (or encoder) in eval mode.
 
     A change after which the model's prediction would be NaN or infinity raises NonFiniteError and is not made.
@@ -48,6 +53,11 @@ class StateStore(AbstractContextManager["StateStore"]):
     Args:
         place: A file, or the URL of a PostgreSQL database: postgresql://user@host/name.
         model: The model whose encoder makes the states, in eval mode.
+        tile: Seconds of a tile: states are kept by tile of event time, too, so that any range of tiles can be asked for. A
+            store with tiles needs no `tile` when it is opened again. One without gets them; what it holds already has no time.
+        retention: Seconds after which `expire` drops tiles; or, by size of tiles, after which it rolls them up into the next
+            larger: {3600: 7 * 86_400, 86_400: 365 * 86_400, 30 * 86_400: math.inf} keeps hours for a week, days for a year.
+        key_retention: Seconds after which `expire` deletes the keys of changes: a repetition is then a new change.
         wait: Seconds to wait for another process's transaction before raising StoreError.
         chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
 
@@ -63,42 +73,132 @@ class StateStore(AbstractContextManager["StateStore"]):
     """
 
     def __init__(
-        self, place: str | Path, model: SetModel | SetEncoder, *, wait: float = 60.0, chunks: str | None = None
+        self,
+        place: str | Path,
+        model: SetModel | SetEncoder,
+        *,
+        tile: float | None = None,
+        retention: Retention | None = None,
+        key_retention: float = 7 * 86_400.0,
+        wait: float = 60.0,
+        chunks: str | None = None,
     ) -> None:
-        self.model, self.chunks = model, chunks
+        self.model, self.chunks, self.key_retention = model, chunks, key_retention
         self.encoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
-        self._one_chunk = self.encoder.pool.refuse_chunks(chunks)
+        self.one_chunk = self.encoder.pool.refuse_chunks(chunks)
         is_url = str(place).startswith(("postgresql://", "postgres://"))
         self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)
-        self._cache: dict[str, tuple[bytes, State]] = {}
-        self._old_cache, self._cache_bytes = self._cache, 0
+        self._cache = StateCache(self.rows.cache_lock)
         origin = Origin(self.encoder)
-        facts = self.rows.remember({"version": str(VERSION), "fingerprint": origin.fingerprint})
-        checks.check_facts(facts, self.rows.place, VERSION, origin)
+        facts = self.rows.remember({"version": checks.PLAIN, "fingerprint": origin.fingerprint})
+        checks.check_facts(facts, self.rows.place, (checks.PLAIN, checks.TILED), origin)
+        #: The tiles, if the store has them.
+        self.tiles = open_tiles(self, facts, tile, retention)
 
     @torch.no_grad()
-    def update(self, id: str, elements: Tensor) -> int:
-        """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now."""
-        return self.merge(id, self.encoder.update(None, [elements]))
+    def update(self, id: str, elements: Tensor, *, key: str | None = None, time: Times | None = None) -> int:
+        """Add elements (n, ...) to a set, which is created if it is new; returns how many it has now.
+
+        Args:
+            id: The set.
+            elements: The elements.
+            key: Add them once: a repetition with the same key changes nothing, and returns the first count. Keys are kept in
+                the transaction of the change, by set, for as long as `key_retention` says.
+            time: In a store with tiles, when they happened, in seconds since 1970: one time, or one per element (float64 or
+                integers). None: now.
+
+        Raises:
+            LateError: If elements are older than what is kept (`retention`).
+            KeyReusedError: If the key came with other elements, or other times, before.
+        """
+        return self._apply_one(self.encode(id, elements, time), key, (elements, time))
 
     @torch.no_grad()
-    def remove(self, id: str, elements: Tensor) -> int:
-        """Remove elements from a set; returns how many are left."""
-        part = self.encoder.update(None, [elements])
-        return self._replace(id, lambda state: state - part)
+    def encode(self, id: str, elements: Tensor, time: Times | None = None) -> Change:
+        """The change that `update` makes, for `apply`."""
+        if self.tiles is None and time is None:
+            return Change(id, self.encoder.update(None, [elements]))
+        tile, packed = self._tiled("time=").tiling.tile, pack([elements])
+        numbers = tile_numbers(clock.time() if time is None else time, tile, packed)
+        if not len(numbers):
+            return Change(id, self.encoder.update(None, [elements]))
+        tiles = states_by_tile(self.encoder, packed, numbers)
+        states = list(tiles.values())
+        return Change(id, states[0] if len(states) == 1 else merge_rows(stack(states), [0] * len(states)), tiles=tiles)
 
-    def merge(self, id: str, other: State | str) -> int:
-        """Add a state, or another set of the store, to a set; returns its count. The other set stays."""
-        (result,) = self.apply([Change(id, other)])
-        if isinstance(result, SetstreamError):
-            raise result
-        return result.count
+    @torch.no_grad()
+    def remove(
+        self,
+        id: str,
+        elements: Tensor | None = None,
+        *,
+        time: Times | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> int:
+        """Remove elements from a set, or a range of its tiles; returns how many are left.
+
+        Args:
+            id: The set.
+            elements: Elements that were added before: they are subtracted, within the limits of `State.remove`.
+            time: In a store with tiles, the times with which they were added.
+            since: Instead of elements: remove all with since <= t < until. Both are multiples of the tile; None: no bound.
+            until: The end of the range, which is not part of it.
+        """
+        if elements is None:
+            if since is None and until is None:
+                raise ConfigurationError("remove takes elements, or since= and until=; delete(id) deletes the whole set")
+            tiles = self._tiled("since= and until=")
+            return self._replace(id, lambda _, transaction: tiles.remove(transaction, id, since, until))
+        if self.tiles is not None and time is None:
+            raise ConfigurationError("in a store with tiles, elements are removed with the time= that they were added with")
+        change = self.encode(id, elements, time)
+
+        def subtract(state: State, transaction: Transaction) -> State:
+            if self.tiles is not None:
+                self.tiles.subtract(transaction, id, change.tiles or {})
+            return state - cast(State, change.part)
+
+        return self._replace(id, subtract)
+
+    def merge(self, id: str, other: State | str, *, key: str | None = None, time: float | None = None) -> int:
+        """Add a state, or another set of the store, to a set; returns its count. The other set stays.
+
+        Args:
+            id: The set.
+            other: A state; or the id of a set, whose tiles are added to those of the same times.
+            key: Merge once, as in `update`.
+            time: In a store with tiles, the time of a state's elements; None: they have no time, and are in no range.
+        """
+        if time is not None and isinstance(other, str):
+            raise ConfigurationError("a set is merged with the times of its elements: leave time= out")
+        tiles = None if time is None else {tile_number(time, self._tiled("time=").tiling.tile): cast(State, other)}
+        return self._apply_one(Change(id, other, tiles=tiles), key, (other, time))
 
     def decay(self, id: str, factor: float) -> None:
         """Multiply the state of a set by a factor: its elements so far weigh less."""
-        self._replace(id, lambda state: state * factor)
+
+        def scale(state: State, transaction: Transaction) -> State:
+            if self.tiles is not None:
+                self.tiles.change(transaction, id, lambda row: row * factor)
+            return state * factor
+
+        self._replace(id, scale)
+
+    def expire(self, now: float | None = None) -> int:
+        """Drop tiles, or roll them up, as `retention` says, and delete old keys; returns how many sets lost or rolled up tiles.
+
+        Each set has a short transaction of its own: writers do not wait for the others. Run it from time to time, such as once
+        per tile; `setstream serve` does. A set without any elements left is deleted.
+
+        Args:
+            now: The time to count back from, in seconds since 1970; None: now.
+        """
+        now = clock.time() if now is None else now
+        expire_keys(self.rows, now - self.key_retention)
+        return 0 if self.tiles is None or self.tiles.retention is None else self.tiles.expire(self.tiles.retention, now)
 
     def delete(self, id: str) -> bool:
         """Delete a set; returns whether it existed."""
@@ -110,169 +210,51 @@ class StateStore(AbstractContextManager["StateStore"]):
         warnings.warn("StateStore.forget(id) is now called delete(id)", DeprecationWarning, stacklevel=2)
         return self.delete(id)
 
-    def get(self, id: str) -> State:
-        """The state of a set."""
-        return self.parse(self.get_bytes(id))
-
-    def get_bytes(self, id: str) -> bytes:
-        """The state of a set as it is stored: what `State.from_bytes` reads."""
-        return bytes(self._columns(id, "state")[0])
-
     @torch.no_grad()
-    def parse(self, data: bytes) -> State:
-        """The state of one set in bytes that `State.to_bytes` wrote, checked and on the encoder's device."""
-        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
-        self.check(state)
-        return state
-
-    def describe(self, id: str) -> tuple[int, int]:
-        """How many elements a set has seen, and how many bytes its state takes."""
-        count, size = self._columns(id, "count, LENGTH(state)")
-        return int(count), int(size)
-
-    def predict(self, id: str) -> Any:
-        """The model's prediction for a set now: the head's output, or z where the store has an encoder without a head."""
-        return self.count_and_prediction(id)[1]
-
-    def count_and_prediction(self, id: str) -> tuple[int, Any]:
-        """How many elements a set has seen, and the model's prediction for them."""
-        state = self._parsed(id, self.get_bytes(id), keep=True)
-        return int(state.count), self.finalize(state)
-
-    @torch.no_grad()
-    def finalize(self, state: State) -> Any:
-        """The model's prediction for a state of this store."""
-        return self.model.finalize(state, chunks=self.chunks)
-
-    @torch.no_grad()
-    def _replace(self, id: str, change: Callable[[State], State]) -> int:
+    def _replace(self, id: str, change: Callable[[State, Transaction], State]) -> int:
         with self.rows.transaction([checks.checked_id(id)]) as transaction:
             stored = transaction.read([id])
             if id not in stored:
-                raise self._unknown(id)
-            state = change(self.parse(stored[id]))
+                raise self.unknown(id)
+            state = change(self.parse(stored[id]), transaction)
             checks.must_be_readable(self.finalize, [state])
             transaction.write([_row(id, state)])
         return int(state.count)
 
     @torch.no_grad()
-    def apply(self, changes: Sequence[Change], room: int | None = None) -> list[Changed | SetstreamError]:
+    def apply(
+        self, changes: Sequence[Change], room: int | None = None, *, cursor: Cursor | tuple[str, str, Position] | None = None
+    ) -> list[Changed | SetstreamError]:
         """Make many changes in one transaction, in their order; returns for each its result, or the error that prevented it.
 
         A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
         or in its set, is an error: later elements would not repair the set. At most `room` sets are created.
+
+        Args:
+            changes: The changes.
+            room: How many sets may be created.
+            cursor: (source, partition, offset), or a `Cursor`: the position up to which a consumer has read. It is committed
+                with the changes, so that a consumer that was killed goes on after what it brought: `position` returns it.
+
+        Raises:
+            CursorError: If the store is at another position than the consumer believes: nothing is changed.
         """
         ids = {id for change in changes for id in (change.id, change.part) if isinstance(id, str) and checks.is_text(id)}
-        refused: dict[int, SetstreamError] = {}
-        suspects: set[str] = set()
-        with self.rows.transaction(ids) as transaction:
-            stored = transaction.read(ids)
-            while True:
-                results, states, parts = self._changed(changes, stored, inf if room is None else room, refused, suspects)
-                bad = checks.unreadable(self.finalize, [*parts, *states.values()])
-                bad_parts = {id(change.part): bad[id(change.part)] for change in changes if id(change.part) in bad}
-                bad_sets = {name for name, state in states.items() if id(state) in bad} - suspects
-                if not bad_parts and not bad_sets:
-                    break
-                refused, suspects = refused | bad_parts, suspects | bad_sets
-            rows = [_row(name, states[name]) for name in sorted(states)]
+        with self.rows.transaction(ids | lock_of(cursor)) as transaction:
+            if cursor is not None:
+                move(transaction, cursor)
+            replays = Replays(transaction, changes)
+            fresh = replays.fresh
+            late = self.tiles.late(transaction, fresh) if self.tiles is not None else {}
+            batch = Batch(self, fresh, transaction.read(ids), room, late)
+            rows = [_row(name, batch.states[name]) for name in sorted(batch.states)]
             transaction.write(rows)
-        given = {id(part) for part in parts}  # parts belong to callers, or share memory with others; sums belong to the store
-        self._keep((name, data, states[name]) for name, _, data in rows if id(states[name]) not in given)
-        return results
-
-    def _keep(self, rows: Iterable[tuple[str, bytes, State]]) -> None:
-        """Keep states parsed. Those that were summed or read together share memory, and are dropped together."""
-        with self.rows.cache_lock:
-            for name, data, state in rows:
-                self._cache[name] = serialization.header_of(data), state
-                self._cache_bytes += len(data)
-            if self._cache_bytes > CACHE_BYTES // 2:
-                self._old_cache, self._cache, self._cache_bytes = self._cache, {}, 0
-
-    def _parsed(self, name: str, data: bytes, keep: bool = False) -> State:
-        """The state in a row's bytes, which is not parsed if one with the same header, which holds a checksum, is kept."""
-        with self.rows.cache_lock:
-            header, state = self._cache.get(name) or self._old_cache.get(name) or (b"", None)
-        if state is None or header != serialization.header_of(data):
-            state = self.parse(data)
-            self._keep([(name, data, state)] if keep else [])
-        return state
-
-    def _changed(
-        self,
-        changes: Sequence[Change],
-        stored: Mapping[str, bytes],
-        room: float,
-        refused: Mapping[int, SetstreamError],
-        suspects: Collection[str],
-    ) -> tuple[list[Changed | SetstreamError], dict[str, State], list[State]]:
-        """The result of each change, the new states by id, and the parts in them.
-
-        Parts in `refused`, by `id(part)`, are errors; the sets in `suspects` are checked after each change.
-        """
-        results: dict[int, Changed | SetstreamError] = {}
-        states: dict[str, State] = {}
-        parts: dict[int, State] = {}
-        waiting: dict[str, tuple[int, State, State]] = {}  # sums of different sets are made together
-        origin = self.encoder.origin  # computed once for all parts that were just made with these weights
-
-        def add_waiting() -> None:
-            wholes = checks.sums([(before, part) for _, before, part in waiting.values()])
-            for (name, (place, *_)), whole in zip(waiting.items(), wholes, strict=True):
-                if isinstance(whole, State):
-                    states[name] = whole
-                else:
-                    results[place] = whole
-                    del parts[place]
-            waiting.clear()
-
-        def state_of(name: str) -> State | None:
-            return self._parsed(name, stored[name]) if name in stored and name not in states else states.get(name)
-
-        for place, change in enumerate(changes):
-            try:
-                if id(change.part) in refused:
-                    raise refused[id(change.part)]
-                name = checks.checked_id(change.id)
-                if name in waiting or (isinstance(change.part, str) and change.part in waiting):
-                    add_waiting()
-                began = name not in stored and name not in states
-                if began and room < 1:
-                    raise StoreFullError(f"{self.rows.place}: no more sets can be created; delete some")
-                if change.part == name:
-                    raise ConfigurationError(f"a set cannot be merged into itself: {name!r} would count every element twice")
-                part = change.part if isinstance(change.part, State) else state_of(checks.checked_id(change.part))
-                if part is None:
-                    raise self._unknown(str(change.part))
-                if part.origin is not origin or len(part) != 1:
-                    self.check(part)
-                before = None if change.replace else state_of(name)
-                count, seen = int(part.count), 0 if before is None else int(before.count)
-                if seen and count and self._one_chunk:
-                    raise self.encoder.pool.inconsistent()
-                count += seen
-                if count > MOST_ELEMENTS:
-                    raise ConfigurationError(f"a set can count {MOST_ELEMENTS} elements; {name!r} would have {count}")
-                if before is not None and name not in suspects:
-                    waiting[name] = place, before, part
-                else:
-                    whole = part if before is None else before + part
-                    if name in suspects:
-                        checks.must_be_readable(self.finalize, [whole])
-                    states[name] = whole
-                results[place], parts[place] = Changed(count, began), part
-                room -= began
-            except SetstreamError as error:
-                results[place] = error
-        add_waiting()
-        return [results[place] for place in range(len(changes))], states, list(parts.values())
-
-    def check(self, part: State) -> None:
-        """Raise MismatchError unless this is the state of one set, made by the store's encoder (`SetEncoder.check_state`)."""
-        self.encoder.check_state(part)
-        if len(part) != 1:
-            raise MismatchError(f"a store takes the state of one set at a time; got one of {len(part)} sets")
+            if self.tiles is not None:
+                self.tiles.add(transaction, zip(fresh, batch.results, strict=True))
+            record(transaction, zip(fresh, batch.results, strict=True))
+        given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
+        self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
+        return replays.results(batch.results)
 
     @torch.no_grad()
     def fill(self, states: Iterable[tuple[str, State]], skip: Callable[[str, str], None] | None = None) -> None:
@@ -292,27 +274,18 @@ class StateStore(AbstractContextManager["StateStore"]):
                         if skip is None:
                             raise type(bad[id(state)])(reason)
                         skip(name, reason)
-                transaction.write(_row(checks.checked_id(name), state) for name, state in batch if id(state) not in bad)
+                good = [(checks.checked_id(name), state) for name, state in batch if id(state) not in bad]
+                transaction.write(_row(name, state) for name, state in good)
+                if self.tiles is not None:
+                    self.tiles.add(transaction, [(Change(name, state, True), Changed(0, False)) for name, state in good])
 
-    def __len__(self) -> int:
-        return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])
-
-    def __contains__(self, id: object) -> bool:
-        return bool(self.rows.query(f"SELECT 1 FROM {self.rows.states} WHERE id = %s", checks.checked_id(id)))
-
-    def ids(self) -> list[str]:
-        """The ids of all sets, in order."""
-        return [row[0] for row in self.rows.query(f"SELECT id FROM {self.rows.states} ORDER BY id")]
-
-    def counts(self, after: str = "", limit: int = 100) -> list[tuple[str, int]]:
-        """The ids that follow `after`, in order, with their counts: page by page through all sets."""
-        statement = f"SELECT id, count FROM {self.rows.states} WHERE id > %s ORDER BY id LIMIT %s"
-        return [(name, int(count)) for name, count in self.rows.query(statement, checks.checked_id(after), limit)]
-
-    def count(self, id: str) -> int:
-        """How many elements a set has seen; zero if there is no such set."""
-        rows = self.rows.query(f"SELECT count FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
-        return int(rows[0][0]) if rows else 0
+    def _apply_one(self, change: Change, key: str | None, contents: tuple[Any, ...]) -> int:
+        if key is not None:
+            change = replace(change, key=key, digest=checks.digest(contents))
+        (result,) = self.apply([change])
+        if isinstance(result, SetstreamError):
+            raise result
+        return result.count
 
     def close(self) -> None:
         """Close the file, or the connections; another call opens them again."""
@@ -320,15 +293,6 @@ class StateStore(AbstractContextManager["StateStore"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _columns(self, id: str, columns: str) -> Any:
-        rows = self.rows.query(f"SELECT {columns} FROM {self.rows.states} WHERE id = %s", checks.checked_id(id))
-        if not rows:
-            raise self._unknown(id)
-        return rows[0]
-
-    def _unknown(self, id: str) -> UnknownSetError:
-        return UnknownSetError(f"{self.rows.place}: there is no set {id!r}")
 
 
 def _row(id: str, state: State) -> Row:

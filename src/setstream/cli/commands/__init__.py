@@ -131,6 +131,8 @@ def encode(
 def serve(
     model: Model = "umbc+set-transformer",
     states: Annotated[str | None, Option(help="A file or postgresql://... (several servers).", show_default="MODEL.db")] = None,
+    tile: Annotated[float | None, Option(help="Keep states by tiles of so many seconds, too: 3600 for hours.")] = None,
+    retention: Annotated[str | None, Option(help="Seconds that tiles are kept, or by size: 3600:604800,86400:inf.")] = None,
     builder: Builder = None,
     trust: Trust = None,
     host: Annotated[str, Option(help="Address to bind to. The default is reachable from this machine only.")] = "127.0.0.1",
