@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from setstream.models.encoder import SetEncoder
     from setstream.models.model import SetModel
     from setstream.models.stream import SetStream
-    from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Parallel, Projected
+    from setstream.pools import SSE, UMBC, Activation, ChunkMean, DeepSets, HierarchicalSSE, Moments, Parallel, Projected
     from setstream.pools.base import Pool
     from setstream.sets.chunks import Chunks, scatter_sets
     from setstream.states.state import State
@@ -36,6 +36,7 @@ __all__ = [
     "Chunks",
     "DeepSets",
     "HierarchicalSSE",
+    "Moments",
     "Parallel",
     "Pool",
     "Projected",
@@ -63,7 +64,7 @@ _MODULES = {
     "models.encoder": ("SetEncoder",),
     "models.model": ("SetModel",),
     "models.stream": ("SetStream",),
-    "pools": ("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Parallel", "Projected"),
+    "pools": ("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "HierarchicalSSE", "Moments", "Parallel", "Projected"),
     "pools.base": ("Pool",),
     "sets.chunks": ("Chunks", "scatter_sets"),
     "states.state": ("State",),
