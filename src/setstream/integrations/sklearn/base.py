@@ -36,7 +36,9 @@ NUMBERS = {
 }
 AUTO = ("members", "epochs", "min_steps", "batch_size", "learning_rate")
 #: Elements that a member sees in training, for "auto" epochs: fewer epochs of large data.
-ELEMENTS = 1_200_000
+ELEMENTS = 600_000
+#: Elements per step, for "auto" batches of more than 16 sets.
+BATCH = 4096
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -52,10 +54,11 @@ class SetEstimator(BaseEstimator):
             among the statistics. Without it, elements can be removed from states. "auto": with it.
         members: Networks that are averaged; each learns from another part of the sets, and the rest tells how much to trust its
             streams. "auto": 2 to 4, fewer the more sets there are.
-        epochs: How often each member sees its sets at most. "auto": 8 to 25, fewer the more elements there are.
+        epochs: How often each member sees its sets at most. "auto": 5 to 25, fewer the more elements there are.
         min_steps: The least number of steps of each member, if it does not stop early. "auto": 150; 0 if `epochs` is given.
-        batch_size: Sets per step. "auto": 16 to 64, one in 8.
-        learning_rate: Learning rate of Adam, with a cosine schedule. "auto": 0.002 for 64 sets per step, less for fewer.
+        batch_size: Sets per step. "auto": one in 8, at least 16, and not more than 4,096 elements.
+        learning_rate: Learning rate of Adam, with a cosine schedule. "auto": 0.002 for 64 sets per step, and with their square root
+            up to 128.
         weight_decay: Weight decay of Adam.
         gradient: As in `ss.encode`; "auto" is the full gradient, computed chunk by chunk ("exact") where sets are larger than
             chunk_size.
@@ -115,9 +118,9 @@ class SetEstimator(BaseEstimator):
         """What "auto" means for these sets: how to train, and the number of members."""
         count, elements = len(sets), max(1, sum(map(len, sets)))
         members = self.members if self.members != "auto" else 4 if count <= 100 else 3 if count <= 3000 else 2
-        batch = self.batch_size if self.batch_size != "auto" else min(64, max(16, count // 8))
-        rate = self.learning_rate if self.learning_rate != "auto" else 2e-3 * math.sqrt(min(64, int(batch)) / 64)
-        epochs = self.epochs if self.epochs != "auto" else min(25, max(8, round(ELEMENTS / elements)))
+        batch = self.batch_size if self.batch_size != "auto" else max(16, min(count // 8, BATCH * count // elements))
+        rate = self.learning_rate if self.learning_rate != "auto" else 2e-3 * math.sqrt(min(128, int(batch)) / 64)
+        epochs = self.epochs if self.epochs != "auto" else min(25, max(5, round(ELEMENTS / elements)))
         least = self.min_steps if self.min_steps != "auto" else 150 if self.epochs == "auto" else 0
         steps = max(1, int(least), int(epochs) * math.ceil(count / int(batch)))
         stop = count >= 40 if self.early_stopping == "auto" else bool(self.early_stopping)

@@ -106,7 +106,7 @@ class Packed:
         """z of these sets: the layers on their elements, then the pool."""
         lengths = self.lengths[picked]
         places = torch.arange(max(1, int(lengths.max())), device=lengths.device)
-        mask = places < lengths[:, None]  # (B, n)
+        mask = None if bool((lengths == len(places)).all()) else places < lengths[:, None]  # (B, n)
         rows = self.rows[(self.starts[picked, None] + places).clamp(max=len(self.rows) - 1)]
         return pool(layers(rows), mask)
 
