@@ -57,8 +57,7 @@ class SetEstimator(BaseEstimator):
         epochs: How often each member sees its sets at most. "auto": 5 to 25, fewer the more elements there are.
         min_steps: The least number of steps of each member, if it does not stop early. "auto": 150; 0 if `epochs` is given.
         batch_size: Sets per step. "auto": one in 8, at least 16, and not more than 4,096 elements.
-        learning_rate: Learning rate of Adam, with a cosine schedule. "auto": 0.002 for 64 sets per step, and with their square root
-            up to 128.
+        learning_rate: Learning rate of Adam, with a cosine schedule. "auto": 0.002 for 64 sets per step, less for fewer.
         weight_decay: Weight decay of Adam.
         gradient: As in `ss.encode`; "auto" is the full gradient, computed chunk by chunk ("exact") where sets are larger than
             chunk_size.

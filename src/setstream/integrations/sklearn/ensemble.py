@@ -10,6 +10,7 @@ if none is, all streams have the same trust.
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def split(count: int, members: int, share: float, strata: np.ndarray | None, see
     if not parts or parts > count:
         return [(everything, everything[:0])] * members
     kinds = StratifiedKFold if strata is not None and np.bincount(strata).max() >= parts else KFold
-    with np.errstate(all="ignore"):
+    with warnings.catch_warnings(action="ignore"):  # about classes with fewer sets than folds
         folds = list(kinds(parts, shuffle=True, random_state=seed % 2**32).split(everything, strata))
     return folds[:members]
 

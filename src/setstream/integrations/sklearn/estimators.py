@@ -137,7 +137,8 @@ class SetRegressor(RegressorMixin, SetEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The numbers of each set: (B,), or (B, K) as y was."""
-        numbers = cast(NumbersHead, self.model_.head).numbers(self._outputs(X).double()).numpy()
+        rows = self._outputs(X).double()  # first: an estimator that is not fitted has no network
+        numbers = cast(NumbersHead, self.model_.head).numbers(rows).numpy()
         return numbers if self._several else numbers[:, 0]
 
     def _read(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Sources, Tensor, Tensor]:

@@ -220,10 +220,12 @@ def two_stream(
     return SetModel(SetEncoder(phi, pool), head(set_transformer_head(width, dropout=dropout, outputs=outputs)))
 
 
-def streams_of(width: int, outputs: int, num_slots: int, heads: int, elements_stream: bool) -> dict[str, Pool]:
-    """The pools of the last two streams, over features of this width."""
+def streams_of(
+    width: int, outputs: int, num_slots: int, heads: int, elements_stream: bool, fold: bool | None = None
+) -> dict[str, Pool]:
+    """The pools of the last two streams, over features of this width; `fold` as in UMBC."""
     elements = {"elements": Projected(nn.Linear(width, outputs), DeepSets("max"))} if elements_stream else {}
-    return elements | {"set": UMBC(width, num_slots, heads=heads, slots="learned")}
+    return elements | {"set": UMBC(width, num_slots, heads=heads, slots="learned", fold=fold)}
 
 
 def ensemble(
@@ -243,7 +245,8 @@ def ensemble(
     phi = nn.Sequential(Standardise(in_dim), Beside([mlp([in_dim, *widths]) for _ in range(members)]))
     pools: dict[str, Pool] = {"statistics": Projected(Columns(0, in_dim), moments)}
     for number in range(members):
-        own = Parallel(**streams_of(width, outputs, num_slots, heads, elements_stream))
+        # Folded, a set of four elements would cost as much as one of fifty.
+        own = Parallel(**streams_of(width, outputs, num_slots, heads, elements_stream, fold=False))
         pools[f"member{number}"] = Projected(Columns(in_dim + number * width, width), own)
     streams = 3 + elements_stream
     return SetModel(
