@@ -67,3 +67,15 @@ def test_the_plain_networks_learn(kind):
     sets = [(rng.normal(size=(rng.integers(2, 9), 2)) + 2 * label).astype(np.float32) for label in y]
     model = PlainNetwork(kind, False, 0).fit(sets, y)
     assert (model.predict_proba(sets).argmax(1) == y).mean() > 0.85
+
+
+def test_the_picture_shows_every_model(tmp_path):
+    found = {
+        (name, model): {(0, 0): {"score": place + number}}
+        for number, name in enumerate(REPORT[:3])
+        for place, model in enumerate(MODELS)
+    }
+    found = estimators.defaultdict(dict, found)
+    estimators.picture(found, tmp_path / "ranks.svg")
+    drawn = (tmp_path / "ranks.svg").read_text()
+    assert all(f"<!-- {model} " in drawn for model in MODELS)
