@@ -53,9 +53,12 @@ def sses(draw, in_dim=WIDTH):
 
 
 deepsets = st.sampled_from(["mean", "sum", "max", "min"]).map(ss.DeepSets)
-removable_pools = st.one_of(umbcs(), sses(), st.sampled_from(["mean", "sum"]).map(ss.DeepSets))
+moments = st.builds(ss.Moments, extrema=st.booleans())
+removable_pools = st.one_of(
+    umbcs(), sses(), st.sampled_from(["mean", "sum"]).map(ss.DeepSets), st.just(False).map(lambda no: ss.Moments(extrema=no))
+)
 projected = st.one_of(deepsets, umbcs(in_dim=4)).map(lambda pool: ss.Projected(nn.Linear(WIDTH, 4), pool))
-single_pools = st.one_of(umbcs(), sses(), deepsets, projected)
+single_pools = st.one_of(umbcs(), sses(), deepsets, moments, projected)
 
 
 @st.composite

@@ -4,6 +4,7 @@ from setstream.pools.activations import ACTIVATIONS, Activation
 from setstream.pools.chunk_mean import ChunkMean
 from setstream.pools.deepsets import DeepSets
 from setstream.pools.gated_attention import GatedAttention
+from setstream.pools.moments import Moments
 from setstream.pools.multi_pass import MultiPass, SlotAttention
 from setstream.pools.parallel import Parallel
 from setstream.pools.projected import Projected
@@ -19,6 +20,7 @@ __all__ = [
     "DeepSets",
     "GatedAttention",
     "HierarchicalSSE",
+    "Moments",
     "MultiPass",
     "Parallel",
     "Projected",

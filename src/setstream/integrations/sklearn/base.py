@@ -1,7 +1,8 @@
 """The base of all estimators: their options, and how a network is built and fitted."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
@@ -10,15 +11,15 @@ from typing import Any, ClassVar, cast
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
+from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, sensible_threads, split
 from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
-from setstream.integrations.sklearn.network import MODELS, StreamsHead
+from setstream.integrations.sklearn.network import MODELS, EnsembleHead, StreamsHead
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
@@ -27,12 +28,17 @@ from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
 from setstream.training.task import Encode
 
-#: Options that are numbers, by their range.
+#: Options that are numbers, by their range; and those of them that may be "auto".
 NUMBERS = {
-    (1, inf): ("num_slots", "heads", "epochs", "batch_size", "chunk_size", "grad_chunks", "n_iter_no_change"),
+    (1, inf): ("num_slots", "heads", "members", "epochs", "batch_size", "chunk_size", "grad_chunks", "n_iter_no_change"),
     (0, inf): ("min_steps", "learning_rate", "weight_decay"),
     (0, 1): ("dropout", "validation_fraction"),
 }
+AUTO = ("members", "epochs", "min_steps", "batch_size", "learning_rate")
+#: Elements that a member sees in training, for "auto" epochs: fewer epochs of large data.
+ELEMENTS = 600_000
+#: Elements per step, for "auto" batches of more than 16 sets.
+BATCH = 4096
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -43,20 +49,24 @@ class SetEstimator(BaseEstimator):
         widths: Widths of phi's layers, which see one element at a time; the last is a multiple of 4.
         num_slots: The number of rows (slots) that a set becomes.
         heads: Heads of the attention that computes the slots.
-        dropout: Dropout in the Set Transformer that reads the slots.
-        elements_stream: Add a second stream, the largest output of any element; "auto": for classifiers.
-        epochs: How often all sets are seen.
-        min_steps: The least number of steps.
-        batch_size: Sets per step.
-        learning_rate: Learning rate of Adam, with a cosine schedule.
+        dropout: Dropout in the layers that read the slots and the statistics.
+        elements_stream: Use what single elements decide: a stream of the largest output of any element, and minima and maxima
+            among the statistics. Without it, elements can be removed from states. "auto": with it.
+        members: Networks that are averaged; each learns from another part of the sets, and the rest tells how much to trust its
+            streams. "auto": 2 to 4, fewer the more sets there are.
+        epochs: How often each member sees its sets at most. "auto": 5 to 25, fewer the more elements there are.
+        min_steps: The least number of steps of each member, if it does not stop early. "auto": 150; 0 if `epochs` is given.
+        batch_size: Sets per step. "auto": one in 8, at least 16, and not more than 4,096 elements.
+        learning_rate: Learning rate of Adam, with a cosine schedule. "auto": 0.002 for 64 sets per step, less for fewer.
         weight_decay: Weight decay of Adam.
         gradient: As in `ss.encode`; "auto" is the full gradient, computed chunk by chunk ("exact") where sets are larger than
             chunk_size.
         chunk_size: As in `ss.encode`.
         grad_chunks: As in `ss.encode`.
-        early_stopping: Hold sets out, keep the weights that do best on them, and stop when they stop improving.
-        validation_fraction: The share of the sets to hold out.
-        n_iter_no_change: Epochs without improvement before training stops.
+        early_stopping: Keep the weights that do best on the sets that a member does not learn from, and stop when they stop
+            improving. "auto": if there are at least 40 sets.
+        validation_fraction: With one member: the share of the sets that it does not learn from.
+        n_iter_no_change: Tests on these sets without improvement before training stops.
         random_state: A seed, or a numpy RandomState.
         device: auto, cpu, cuda or mps.
         verbose: 1 shows progress: a bar on a terminal, a line per epoch elsewhere.
@@ -64,22 +74,23 @@ class SetEstimator(BaseEstimator):
 
     #: Which of `MODELS` it trains, and whether "auto" includes the stream of elements.
     _network: ClassVar[str]
-    _with_elements: ClassVar[bool] = False
+    _with_elements: ClassVar[bool] = True
 
-    widths: Sequence[int] = (256, 128, 64)
-    num_slots: int = 64
+    widths: Sequence[int] = (128, 64)
+    num_slots: int = 16
     heads: int = 4
     dropout: float = 0.5
     elements_stream: bool | str = "auto"
-    epochs: int = 30
-    min_steps: int = 300
-    batch_size: int = 8
-    learning_rate: float = 2e-4
+    members: int | str = "auto"
+    epochs: int | str = "auto"
+    min_steps: int | str = "auto"
+    batch_size: int | str = "auto"
+    learning_rate: float | str = "auto"
     weight_decay: float = 5e-3
     gradient: str = "auto"
     chunk_size: int = 1024
     grad_chunks: int = 1
-    early_stopping: bool = False
+    early_stopping: bool | str = "auto"
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
     random_state: Any = None
@@ -92,52 +103,81 @@ class SetEstimator(BaseEstimator):
             raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")
         if not isinstance(self.widths, list | tuple | np.ndarray):
             raise ConfigurationError(f"widths must be a list of the widths of phi's layers, like (64, 32); got {self.widths!r}")
-        if self.elements_stream not in (True, False, "auto"):
-            raise ConfigurationError(f"elements_stream must be True, False or 'auto'; got {self.elements_stream!r}")
+        for name in ("elements_stream", "early_stopping"):
+            if getattr(self, name) not in (True, False, "auto"):
+                raise ConfigurationError(f"{name} must be True, False or 'auto'; got {getattr(self, name)!r}")
         for (least, most), name in ((limits, name) for limits, names in NUMBERS.items() for name in names):
             value = getattr(self, name)
+            if value == "auto" and name in AUTO:
+                continue
             if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
                 raise ConfigurationError(f"{name} must be a number from {least:g} to {most:g}; got {value!r}")
 
-    def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None) -> Training:
-        """A new network, standardised by the sets; `steps` None: a constant learning rate, for any number of calls."""
-        device = choose_device(self.device)
+    def _plan(self, sets: Sequence[Sized]) -> tuple[Plan, int]:
+        """What "auto" means for these sets: how to train, and the number of members."""
+        count, elements = len(sets), max(1, sum(map(len, sets)))
+        members = self.members if self.members != "auto" else 4 if count <= 100 else 3 if count <= 3000 else 2
+        batch = self.batch_size if self.batch_size != "auto" else max(16, min(count // 8, BATCH * count // elements))
+        rate = self.learning_rate if self.learning_rate != "auto" else 2e-3 * math.sqrt(min(128, int(batch)) / 64)
+        epochs = self.epochs if self.epochs != "auto" else min(25, max(5, round(ELEMENTS / elements)))
+        least = self.min_steps if self.min_steps != "auto" else 150 if self.epochs == "auto" else 0
+        steps = max(1, int(least), int(epochs) * math.ceil(count / int(batch)))
+        stop = count >= 40 if self.early_stopping == "auto" else bool(self.early_stopping)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        rates: dict[str, Any] = {"lr": float(self.learning_rate), "weight_decay": float(self.weight_decay), "steps": steps or 1}
-        rates["schedule"] = "constant" if steps is None else "cosine"
-        config = TrainConfig("sklearn", self._network, batch=int(self.batch_size), seed=seed, **rates)
+        patience = int(self.n_iter_no_change) if stop else None
+        return Plan(steps, int(batch), float(rate), float(self.weight_decay), patience, seed), int(members)
+
+    def _build(self, sets: Sources, answers: dict[str, Any], seed: int, members: int | None) -> SetModel:
+        """A new network, standardised by the sets; `answers`: the options of its head."""
         torch.manual_seed(seed)
         widths, with_elements = [int(width) for width in self.widths], self.elements_stream
         with_elements = self._with_elements if with_elements == "auto" else bool(with_elements)
         network = {"in_dim": int(self.n_features_in_), **answers, "widths": widths, "num_slots": int(self.num_slots)}
         network |= {"heads": int(self.heads), "dropout": float(self.dropout), "elements_stream": with_elements}
+        network |= {} if members is None else {"members": members}
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
         cast(Standardise, model.encoder.phi.get_submodule("0")).fit(sets, max(int(self.chunk_size), 1024))
-        encode = Encode(self.gradient, self.chunk_size, self.grad_chunks)
-        return Training(model.to(device), config, encode, loss, type(self).__name__ if self.verbose else None)
+        return model.to(choose_device(self.device))
 
-    def _fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss, strata: Any) -> None:
-        """Train a new network, without touching the caller's random numbers; `answers`: the options of its head."""
+    @property
+    def _encode(self) -> Encode:
+        return Encode(self.gradient, self.chunk_size, self.grad_chunks)
+
+    @property
+    def _title(self) -> str | None:
+        return type(self).__name__ if self.verbose else None
+
+    def _threads(self, sets: Sources, batch: int) -> AbstractContextManager[None]:
+        mean = sum(min(len(one), int(self.chunk_size)) for one in sets) / len(sets)
+        return sensible_threads(mean * batch * max([int(self.n_features_in_), *map(int, self.widths)]))
+
+    def _fit(
+        self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: RowLoss, strata: Any
+    ) -> None:
+        """Train a new network of several members, without touching the caller's random numbers."""
         self._check_options()
-        given, held_out = sets, None
-        if self.early_stopping:
-            seed = check_random_state(self.random_state).randint(2**31 - 1)
-            split = {"test_size": self.validation_fraction, "random_state": seed, "stratify": strata}
-            try:
-                kept, out = train_test_split(np.arange(len(sets)), **split)
-            except ValueError as error:
-                raise ConfigurationError(f"early_stopping cannot hold sets out: {error}") from error
-            held_out = [sets[i] for i in out], targets[out]
-            sets, targets, weights = [sets[i] for i in kept], targets[kept], weights[kept]
-        steps = max(int(self.min_steps), int(self.epochs) * math.ceil(len(sets) / int(self.batch_size)))
-        with torch.random.fork_rng(), naming_the_set(given, int(self.chunk_size)):
-            training = self._start(sets, answers, loss, steps)
-            losses, tests = training.run(sets, targets, weights / weights.mean(), steps, held_out, self.n_iter_no_change)
-        self.model_: SetModel = training.model
-        self.loss_curve_, self.n_iter_ = losses, len(losses)
-        self.validation_losses_ = tests if self.early_stopping else None
+        plan, members = self._plan(sets)
+        share = float(self.validation_fraction) if plan.patience is not None else 0.0
+        folds = split(len(sets), members, share, strata, plan.seed)
+        if self.early_stopping is True and not all(len(held) for _, held in folds):
+            raise ConfigurationError(f"early_stopping cannot hold sets out: there are {len(sets)} sets for {members} members")
+        with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)), self._threads(sets, plan.batch):
+            model = self._build(sets, answers, plan.seed, members)
+            training = Members(model, self._encode, sets, targets, weights / weights.mean(), loss, plan)
+            training.fit(folds, self._title)
+        self.model_: SetModel = model
+        self.loss_curve_, self.n_iter_ = training.losses, len(training.losses)
+        self.validation_losses_ = training.tests or None
         self._training: Training | None = None
+
+    def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None, members: int | None) -> Training:
+        """A new network in training as a whole; `steps` None: a constant learning rate, for any number of calls."""
+        plan, _ = self._plan(sets)
+        rates: dict[str, Any] = {"lr": plan.rate, "weight_decay": plan.weight_decay, "steps": steps or 1}
+        rates["schedule"] = "constant" if steps is None else "cosine"
+        config = TrainConfig("sklearn", self._network, batch=plan.batch, seed=plan.seed, **rates)
+        return Training(self._build(sets, answers, plan.seed, members), config, self._encode, loss, self._title)
 
     def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
         """One pass over the sets, from the weights of earlier passes; the first pass standardises for all."""
@@ -145,10 +185,18 @@ class SetEstimator(BaseEstimator):
         training = getattr(self, "_training", None)
         with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
             if training is None:
-                training = self._start(sets, answers, loss, None)
-                if hasattr(self, "model_"):  # fitted before: train its network further
-                    training.model.load_state_dict(self.model_.state_dict())
-            losses, _ = training.run(sets, targets, weights, math.ceil(len(sets) / int(self.batch_size)))
+                members = self._plan(sets)[1] if self.members != "auto" else 1
+                fitted = getattr(self, "model_", None)
+                if fitted is not None:  # fitted before: train its network further
+                    members = fitted.options.get("members")
+                training = self._start(sets, answers, loss, None, members)
+                if fitted is not None:
+                    training.model.load_state_dict(fitted.state_dict())
+                elif isinstance(training.model.head, EnsembleHead):
+                    plan = Plan(1, 1, 0.0, 0.0, None, 0)
+                    Members(training.model, self._encode, sets, targets, weights, number_rows, plan).measure()
+            with self._threads(sets, training.config.batch):
+                losses, _ = training.run(sets, targets, weights, math.ceil(len(sets) / training.config.batch))
         self._training, self.model_ = training, training.model
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)
@@ -158,6 +206,6 @@ class SetEstimator(BaseEstimator):
         check_is_fitted(self)
         sets, encode = read_sets(self, X, reset=False), Encode("none", self.chunk_size, 1)
         change = change or cast(StreamsHead, self.model_.head).streams
-        with evaluating(self.model_), naming_the_set(sets, self.chunk_size):
+        with self._threads(sets, 64), evaluating(self.model_), naming_the_set(sets, self.chunk_size):
             batched = batches(sets, self.chunk_size)
             return torch.cat([change(encode_sets(self.model_, encode, sets[batch])).cpu() for batch in batched])

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
-from setstream.integrations.sklearn.fitting import class_loss, contrast_loss, square_loss
-from setstream.integrations.sklearn.network import NumbersHead, mean_softmax
-from setstream.integrations.sklearn.sets import Sources, check_lengths, read_sets
+from setstream.integrations.sklearn.ensemble import class_rows, number_rows
+from setstream.integrations.sklearn.fitting import Loss, class_loss, contrast_loss, square_loss
+from setstream.integrations.sklearn.network import ClassesHead, NumbersHead
+from setstream.integrations.sklearn.sets import Sources, check_lengths, naming_the_set, read_sets
 
 PROJECTION = 32  # width of the space in which halves are compared
 
@@ -46,14 +47,13 @@ class SetClassifier(ClassifierMixin, SetEstimator):
     """
 
     _network = "classifier"
-    _with_elements = True
 
     class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, None)
-        self._fit(sets, target, weights, self._answers(), class_loss, target.numpy())
+        self._fit(sets, target, weights, self._answers(), class_rows, target.numpy())
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -68,7 +68,8 @@ class SetClassifier(ClassifierMixin, SetEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """p of every class, (B, classes), in the order of `classes_`."""
-        return mean_softmax(self._outputs(X).double()).numpy()
+        rows = self._outputs(X).double()
+        return cast(ClassesHead, self.model_.head).probabilities(rows).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
         """The log odds of the second class, (B,); of more than two classes, the log-probabilities, (B, classes)."""
@@ -123,7 +124,7 @@ class SetRegressor(RegressorMixin, SetEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the beginning."""
         sets, target, weights = self._read(X, y, sample_weight, first=True)
-        self._fit(sets, target, weights, {"outputs": target.shape[1]}, square_loss, None)
+        self._fit(sets, target, weights, {"outputs": target.shape[1]}, number_rows, None)
         self._remember_units()
         return self
 
@@ -136,7 +137,8 @@ class SetRegressor(RegressorMixin, SetEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The numbers of each set: (B,), or (B, K) as y was."""
-        numbers = self._outputs(X).double().mean(1).numpy() * self.target_scale_ + self.target_mean_
+        rows = self._outputs(X).double()  # first: an estimator that is not fitted has no network
+        numbers = cast(NumbersHead, self.model_.head).numbers(rows).numpy()
         return numbers if self._several else numbers[:, 0]
 
     def _read(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Sources, Tensor, Tensor]:
@@ -178,25 +180,36 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
     """
 
     _network = "featurizer"
+    _with_elements = False
 
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from the sets, and from y where it is given: classes, or numbers."""
-        sets, strata = read_sets(self, X, reset=True), None
+        sets = read_sets(self, X, reset=True)
         if y is not None:
             check_lengths(sets, y)
         kind = "none" if y is None else type_of_target(y, input_name="y")
         if kind in ("binary", "multiclass"):
             classes, numbers = np.unique(column_or_1d(y, warn=True), return_inverse=True)
-            target, strata = torch.from_numpy(numbers).long(), numbers
+            target = torch.from_numpy(numbers).long()
             outputs, loss = len(classes), class_loss
         elif y is not None:
             target = torch.from_numpy(StandardScaler().fit_transform(read_numbers(y).reshape(len(sets), -1))).float()
             outputs, loss = target.shape[1], square_loss
         else:
             target, outputs, loss = torch.zeros(len(sets)), PROJECTION, contrast_loss
-        self._fit(sets, target, torch.ones(len(sets)), {"outputs": outputs}, loss, strata)
+        self._fit_alone(sets, target, outputs, loss)
         self._n_features_out = int([self.n_features_in_, *self.widths][-1])
         return self
+
+    def _fit_alone(self, sets: Sources, target: Tensor, outputs: int, loss: Loss) -> None:
+        """Train one network, without members."""
+        self._check_options()
+        with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
+            steps = self._plan(sets)[0].steps
+            training = self._start(sets, {"outputs": outputs}, loss, steps, None)
+            with self._threads(sets, training.config.batch):
+                self.loss_curve_, _ = training.run(sets, target, torch.ones(len(sets)), steps)
+        self.model_, self.n_iter_ = training.model, len(self.loss_curve_)
 
     def transform(self, X: Any) -> np.ndarray:
         """One row of features for each set."""
