@@ -187,6 +187,13 @@ def test_residual_slots():
     torch.testing.assert_close(given, first.slots(None) + encoder.pool.between[0](first(encoder.phi(x))))
 
 
+def test_a_store_of_states_cannot_read_sets_twice(tmp_path):
+    with pytest.raises(ConfigurationError, match="reads its sets 2 times"):
+        ss.StateStore(tmp_path / "states.db", build(2).eval())
+    with pytest.raises(ConfigurationError, match="reads its sets 2 times"):
+        build(2).eval().window(count=10, tile=2)
+
+
 def test_what_cannot_be_built():
     pool, layer = ss.UMBC(8, 3), nn.Linear(8, 8)
     with pytest.raises(ConfigurationError, match="module after each"):
@@ -201,5 +208,5 @@ def test_what_cannot_be_built():
         ss.UMBC(8, 3, slots="given")(torch.randn(1, 4, 8))
     with pytest.raises(ShapeError, match=r"must be \(B, 3, 8\)"):
         ss.MultiPass([ss.UMBC(8, 5), pool], [layer])(torch.randn(1, 4, 8))
-    with pytest.raises(ConfigurationError, match="2 times"):
+    with pytest.raises(ConfigurationError, match="reads its sets 2 times"):
         ss.pure.empty(make(), 1, torch.zeros(1, 3))

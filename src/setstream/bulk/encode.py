@@ -89,6 +89,7 @@ def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options
         raise ConfigurationError("a model in training mode draws its slots anew for every set: call model.eval() first")
     if options.what == "predictions" and not isinstance(model, SetModel):
         raise ConfigurationError("an encoder alone makes no predictions: choose what='representations'")
+    encoder.check_one_pass("bulk encoding, which reads the data once")
     if options.engine == "ray" and encoder.pool.refuse_chunks(options.chunks):
         raise encoder.pool.inconsistent()  # any worker may get any part of a set
     need("pyarrow" if out.suffix == ".parquet" else "h5py")

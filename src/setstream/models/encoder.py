@@ -122,6 +122,14 @@ class SetEncoder(Pretrained, nn.Module):
         """How often a set is read: more than once with `ss.MultiPass`."""
         return self.pool.passes
 
+    def check_one_pass(self, what: str) -> None:
+        """Raise ConfigurationError if sets have to be read more than once, which `what` cannot do."""
+        if self.passes > 1:
+            raise ConfigurationError(
+                f"this encoder reads its sets {self.passes} times (ss.MultiPass), which is not possible for {what}: use a pool "
+                "with one pass, or encoder(x), ss.encode or a stream with next_pass() where the elements can be read again"
+            )
+
     def next_pass(self, state: State) -> State:
         """The state with which the next pass over the same sets begins; after the last pass, the state itself."""
         self.check_state(state)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.errors import ConfigurationError, ShapeError
+from setstream.errors import ShapeError
 from setstream.models.encoder import SetEncoder
 from setstream.pools.base import cast, parameter_dtype
 from setstream.states.accumulators import Accumulator, Shared
@@ -105,8 +105,7 @@ def to_state(encoder: SetEncoder, tensors: Tensors) -> State:
 
 
 def _check_consistent(encoder: SetEncoder, chunks: str | None) -> None:
-    if encoder.passes > 1:
-        raise ConfigurationError(f"this encoder reads its sets {encoder.passes} times, and these functions have one pass")
+    encoder.check_one_pass("ss.pure")
     if encoder.pool.refuse_chunks(chunks):
         raise encoder.pool.inconsistent()
 

@@ -81,6 +81,7 @@ class Window:
             raise ConfigurationError(f"a window has a count or a span, and not both; got count={count}, span={span}")
         if late not in get_args(Late):
             raise ConfigurationError(f"late is one of {get_args(Late)}; got {late!r}")
+        model.encoder.check_one_pass("a window, which keeps states and not elements")
         if model.encoder.pool.refuse_chunks(chunks):
             raise model.encoder.pool.inconsistent()
         self.model, self.tile, self.late, self.chunks = model, tile, late, chunks

@@ -87,6 +87,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         self.encoder = model.encoder if isinstance(model, SetModel) else model
         if self.encoder.training:
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
+        self.encoder.check_one_pass("a store, which keeps states and not elements")
         self.one_chunk = self.encoder.pool.refuse_chunks(chunks)
         is_url = str(place).startswith(("postgresql://", "postgres://"))
         self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)

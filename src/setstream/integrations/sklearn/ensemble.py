@@ -32,11 +32,10 @@ from setstream.nn.standardise import Standardise
 from setstream.pools import Parallel, Projected
 from setstream.pools.base import Pool
 from setstream.sets.partition import runs
+from setstream.training.checkpoint import make_optimizer
 from setstream.training.config import TrainConfig
 from setstream.training.record import Progress
-from setstream.training.seeds import in_epochs, mix, seed_step
-from setstream.training.stages import make_optimizer
-from setstream.training.task import Encode
+from setstream.training.task import Encode, in_epochs, mix, seed_step
 
 #: (rows (B, S, outputs), targets) -> the loss of each row (B, S)
 RowLoss = Callable[[Tensor, Tensor], Tensor]
