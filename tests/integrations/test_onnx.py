@@ -103,7 +103,7 @@ def test_states_go_back_and_forth(exported):
 def test_mixtures_and_fitted_classifiers_have_named_outputs(tmp_path):
     mixture = pretrained("umbc+set-transformer")
     sets, y = [np.full((3, 2), label, dtype="float32") for label in (0, 4) * 5], ["no", "yes"] * 5
-    fitted = SetClassifier(widths=(8,), num_slots=2, epochs=1, min_steps=5, random_state=0).fit(sets, y)
+    fitted = SetClassifier(widths=(8,), num_slots=2, epochs=1, min_steps=5, members=1, random_state=0).fit(sets, y)
     x = torch.randn(2, 30, 2)
     for model, outputs in ((mixture, ["output.weights", "output.means", "output.scales"]), (fitted.model_, ["output"])):
         runner = Runner(onnx.export(model, tmp_path / str(len(outputs)), torch.zeros(1, 2)))

@@ -81,9 +81,10 @@ def multi_passes(draw):
 
 
 single_pools = st.one_of(single_pools, gated_attentions())
-pools = st.one_of(
-    single_pools, multi_passes(), st.tuples(umbcs(), single_pools).map(lambda pair: ss.Parallel(first=pair[0], second=pair[1]))
+one_pass = st.one_of(
+    single_pools, st.tuples(umbcs(), single_pools).map(lambda pair: ss.Parallel(first=pair[0], second=pair[1]))
 )
+pools = st.one_of(one_pass, multi_passes())
 
 
 @st.composite

@@ -6,6 +6,9 @@ Beside other pools in a `Parallel`, it gives each its own view of the features: 
 stream of multiple instance learning, max_j (w·φ_j + b).
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -38,3 +41,9 @@ class Projected(Wrapper):
 
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         return self.pool.accumulate(context, self.module(features), mask)
+
+    @property
+    def attention(self) -> Callable[..., Any] | None:
+        """The weights of a chunk's features, as those of the inner pool; None if it has none."""
+        weigh = getattr(self.pool, "attention", None)
+        return weigh and (lambda features, state, mask=None: weigh(self.module(features), state, mask))

@@ -38,7 +38,8 @@ def log_weights(
         weights = weights if mask is None else weights.masked_fill(~mask[:, None, None], 0.0)
         return weights, weights.new_zeros(slots), reach
     if _alone(weights, mask):
-        return torch.ones_like(weights), weights.squeeze(-1), reach
+        shift = weights.clamp(min=NOTHING)
+        return (weights - shift).exp_(), shift.squeeze(-1), reach  # one; NaN or zero where the logit is beyond all numbers
     # In place where the logits are not used elsewhere and autograd does not record.
     fresh = weights is logits and not logits.requires_grad
     if mask is not None:  # a sum takes an eighth of the time of masked_fill
