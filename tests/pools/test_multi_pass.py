@@ -128,6 +128,11 @@ def test_states_of_later_passes_are_saved_and_checked():
     torch.testing.assert_close(encoder.finalize(encoder.update(begun, x)), encoder(x))
     with pytest.raises(MismatchError):
         make().eval().update(begun, x)
+    for name in ("pass7", "pass", "passable", "other"):
+        accumulators = {f"{name}/{key.partition('/')[2]}": part for key, part in begun.accumulators.items()}
+        edited = State.from_bytes(State(accumulators, begun.count, begun.origin).to_bytes())
+        with pytest.raises(MismatchError, match="of pass 1 to 2"):
+            encoder.update(edited, x)
 
 
 def test_a_prediction_before_the_last_pass_is_an_error():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError, ConsistencyError, MaskError, ShapeError
 from setstream.states.accumulators import Accumulator
-from setstream.states.state import State
+from setstream.states.state import GIVEN, State
 
 Context = dict[str, Tensor]
 # The tensors of a whole set's accumulators by accumulator and name: cotangents where they carry a gradient, values elsewhere.
@@ -29,8 +29,6 @@ Key = TypeVar("Key")
 
 #: Methods of pools by their names in 0.1.
 RENAMED = {"empty_parts": "empty_accumulators", "draw_parts": "draw_accumulators", "absorb_parts": "accumulate"}
-#: The accumulator of a pool whose slots are given to it.
-GIVEN = "given"
 #: What callers pass as `chunks` to average a pool that is not consistent over the chunks of a set.
 AVERAGE = "average"
 

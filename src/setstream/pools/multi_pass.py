@@ -14,16 +14,17 @@ Attention", NeurIPS 2020.
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from typing import cast as typed
 
 import torch
 from torch import Tensor, nn
 
-from setstream.errors import ConfigurationError, ConsistencyError
-from setstream.pools.base import GIVEN, Context, Cotangents, Pool, Want, cast, given_slots, parameter_dtype
+from setstream.errors import ConfigurationError, ConsistencyError, MismatchError
+from setstream.pools.base import Context, Cotangents, Pool, Want, cast, given_slots, parameter_dtype
 from setstream.pools.projected import Projected
 from setstream.pools.umbc import UMBC
 from setstream.states.accumulators import Accumulator, Shared
-from setstream.states.state import State
+from setstream.states.state import GIVEN, State
 
 
 class MultiPass(Pool):
@@ -104,12 +105,15 @@ class MultiPass(Pool):
 
     def pool(self, number: int) -> Pool:
         """The pool of a pass; the first is 1."""
-        pool = self.pools[0 if self.shared else number - 1]
-        return pool if isinstance(pool, Pool) else Pool()
+        return typed(Pool, self.pools[0 if self.shared else number - 1])
 
     def number(self, names: Iterable[str]) -> int:
         """The pass that accumulators or a context belong to, by their names; the first, if there are none yet."""
-        return next((int(name.partition("/")[0].removeprefix("pass")) for name in names), 1)
+        name = next(iter(names), "pass1/")
+        number = name.partition("/")[0].removeprefix("pass")
+        if not number.isdecimal() or not 1 <= int(number) <= self.passes:
+            raise MismatchError(f"a state of this encoder is of pass 1 to {self.passes}; this one has {name!r}")
+        return int(number)
 
     def pass_of(self, state: State) -> int:
         return self.number(state.accumulators)

@@ -27,6 +27,7 @@ from setstream.states.accumulators import REMOVAL_TOLERANCE, Accumulator, accumu
 from setstream.states.compat import read_as
 from setstream.states.fingerprint import Origin
 
+GIVEN = "given"  # the accumulator of slots that an earlier pass gives to a pool
 MOST_ELEMENTS = 2**53  # larger counts are no longer exact in JSON, and soon not in 64 bits
 
 
@@ -163,8 +164,8 @@ class State:
         """The accumulators of one member of a `Parallel` pool, or of one pass; with slots that are given to all members."""
         start = prefix + "/"
         chosen = {name.removeprefix(start): one for name, one in self.accumulators.items() if name.startswith(start)}
-        if "given" in self.accumulators:
-            chosen["given"] = self.accumulators["given"]
+        if GIVEN in self.accumulators:
+            chosen[GIVEN] = self.accumulators[GIVEN]
         known = self.context and {name.removeprefix(start): t for name, t in self.context.items() if name.startswith(start)}
         return State(chosen, self.count, self.origin, known)
 
