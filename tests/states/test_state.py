@@ -9,6 +9,8 @@ from torch import nn
 
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError, ShapeError
+from setstream.sets.layout import pack
+from setstream.states.accumulators import log_sums
 from tests.states.builders import close, make
 
 
@@ -247,3 +249,20 @@ def test_plain_sums_decay_to_zero_where_floats_end(x):
 
 def test_repr_tells_what_is_inside(encoder, x):
     assert "3 sets, count=[20, 20, 20], pooled.numerator (3, 2, 4, 8)" in repr(encoder.update(None, x))
+
+
+@pytest.mark.parametrize("activation", ["softmax", "slot-softmax"])
+@pytest.mark.parametrize("size", [1, 7])
+def test_few_numbers_are_merged_like_many(activation, size, monkeypatch):
+    """By NumPy and by torch: sums, shift and error."""
+    pool = ss.UMBC(4, num_slots=3, heads=2, activation=activation)
+    encoder = ss.SetEncoder(nn.Linear(2, 4), pool).eval()
+    with torch.no_grad():
+        state, context = encoder.update(None, torch.randn(2, 9, 2)), pool.prepare(encoder.empty(2))
+        chunk = encoder.absorb(state, context, pack(10 * torch.randn(2, size, 2)))
+        pairs = [(state, chunk), (state, chunk.widened()), (encoder.empty(2), chunk)]
+        few = [a + b for a, b in pairs]
+        monkeypatch.setattr(log_sums, "FEW", 0)
+        for (a, b), merged in zip(pairs, few, strict=True):
+            for name, tensor in (a + b).tensors().items():
+                torch.testing.assert_close(merged.tensors()[name], tensor, rtol=1e-12, atol=1e-14)

@@ -129,7 +129,7 @@ class _Watch:
         return False
 
     def _now(self) -> list[Any]:
-        return [(tensor.dtype, 0 if tensor.is_inference() else tensor._version) for tensor in self.tensors]
+        return [(tensor.dtype, tensor.device, 0 if tensor.is_inference() else tensor._version) for tensor in self.tensors]
 
 
 def _probe(tensors: list[Tensor]) -> list[float]:
@@ -171,6 +171,7 @@ class Origin:
                 return "a weight"
             self._steps = _steps
         self._watch = _Watch(module)
+        self.known.clear()  # the same weights may be on another device
         return None
 
     @property
