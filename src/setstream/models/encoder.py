@@ -96,18 +96,25 @@ class SetEncoder(Pretrained, nn.Module):
             raise ShapeError(f"the state holds {len(state)} sets, the chunk {len(packed)}: one chunk per set is needed")
         if self.pool.refuse_chunks(chunks) and any(map(min, state.count.tolist(), packed.lengths)):
             raise self.pool.inconsistent()
-        context = None if torch.is_grad_enabled() else state.context  # with a graph, the slots need a gradient
-        if context is None:
-            context = self.pool.prepare(state)
-        return state + self.absorb(state, context, packed)
+        return state + self.absorb(state, self._context(state), packed)
 
     def _whole(self, packed: Packed, features: Tensor | None = None) -> State:
         """The state of sets that had no elements before."""
         device, batch = self.device or packed.elements.device, len(packed)
         draw = self.pool.draw_accumulators(batch, device, None)
         begun = State(draw, torch.zeros(batch, dtype=torch.int64, device=device), self.origin)
-        context = self.pool.prepare(begun)
-        return self.absorb(begun, context, packed, features)
+        return self.absorb(begun, self._context(begun), packed, features)
+
+    def _context(self, state: State) -> Context:
+        """What the pool computes for a pass; without a draw and a graph, once for these weights."""
+        if torch.is_grad_enabled():  # the slots need a gradient
+            return self.pool.prepare(state)
+        if state.context is None and not state.has_draw and state.origin is not None:
+            known = state.origin.known
+            if "context" not in known:
+                known["context"] = self.pool.prepare(state)
+            return known["context"]
+        return self.pool.prepare(state) if state.context is None else state.context
 
     def merge(self, state: State, other: State, *, chunks: str | None = None) -> State:
         """`state + other`, both checked to be of this encoder; `chunks` as in `update`."""

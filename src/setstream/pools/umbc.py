@@ -275,6 +275,8 @@ class UMBC(Pool):
     @staticmethod
     def _common(context: Context, features: Tensor) -> tuple[Context, Tensor]:
         """Queries and features in one floating-point type: the wider of the two, float32 at least."""
+        if context["queries"].dtype == features.dtype:  # a context has one type
+            return context, features
         dtype = torch.promote_types(context["queries"].dtype, features.dtype)
         return {name: tensor.to(dtype) for name, tensor in context.items()}, features.to(dtype)
 

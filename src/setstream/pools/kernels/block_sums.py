@@ -6,15 +6,21 @@
     v = Σ_j e^(w_j - m) x_j                   (R, E)     numerator
 
 Scores are stored as (query, element), so that maximum and sum run along memory.
+
+Torch's fused attention gives the sums of a softmax in one operation: m = log Σ_j e^l_j, c = 1, v = Σ_j softmax(l)_j x_j.
 """
+
+import math
 
 import torch
 from torch import Tensor
 
-from setstream.pools.activations import Activation
-from setstream.states.accumulators import NOTHING, LogSums
+from setstream.pools.activations import ACTIVATIONS, Activation
+from setstream.states.accumulators import NOTHING, LogSums, accumulator_dtype
 
 Slots = tuple[int, int, int]  # sets, heads, slots per head
+FUSED_LEAST = 32  # elements of a set from which on fused attention is the faster
+FUSED_QUERIES = 32  # queries that it gives to one thread
 
 
 def log_weights(
@@ -62,11 +68,39 @@ def block_sums(
     """The sums of one block, differentiated by autograd."""
     weights, shift, reach = log_weights(queries, keys, offset, activation, slots, mask)
     if activation.log and _alone(weights, mask):  # its weight is e^(w - w) = 1
-        numerator = values.clone().expand(-1, weights.numel() // values.shape[0], -1)
+        wide = values.to(accumulator_dtype(values.device), copy=True)  # before it is repeated: sums are added in this type
+        numerator = wide.expand(-1, weights.numel() // values.shape[0], -1)
     else:
         numerator = torch.bmm(weights.view(queries.shape[0], -1, values.shape[1]), values)
     sums = {"numerator": numerator.view(*slots, -1), "normaliser": weights.sum(-1), "shift": shift}
     return LogSums(**sums if reach is None else sums | {"reach": reach})
+
+
+def fuses(queries: Tensor, rows: Tensor, offset: Tensor | None, activation: Activation, mask: Tensor | None) -> bool:
+    """Whether `fused_sums` computes these sums, and in less time than `block_sums`."""
+    batch, size = rows.shape[:2]
+    return (
+        offset is None
+        and mask is None
+        and activation == ACTIVATIONS["softmax"]
+        and rows.device.type == "cpu"
+        and size >= FUSED_LEAST
+        and rows.stride(2) == 1
+        and not (torch.is_grad_enabled() and (queries.requires_grad or rows.requires_grad))
+        # One thread each takes a share of the queries of a set, but none a share of its elements.
+        and batch * math.ceil(queries.shape[-2] / FUSED_QUERIES) >= torch.get_num_threads()
+    )
+
+
+def fused_sums(queries: Tensor, rows: Tensor, slots: Slots) -> LogSums:
+    """The sums of rows that are keys and values at once: queries (b, 1, R, E), rows (b, n, E), without a graph."""
+    keys = rows.unsqueeze(1)
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    means, shift = attend(queries, keys, keys, 0.0, False, scale=1.0)
+    shift = shift.reshape(slots)
+    # The largest logit is at most the shift, and at least log n below it.
+    sums = {"numerator": means.reshape(*slots, -1), "normaliser": torch.ones_like(shift), "shift": shift}
+    return LogSums(**sums, reach=shift.abs().add_(math.log(rows.shape[1])))
 
 
 def _alone(weights: Tensor, mask: Tensor | None) -> bool:

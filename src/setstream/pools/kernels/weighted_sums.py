@@ -14,7 +14,7 @@ from torch import Tensor
 
 from setstream.errors import ShapeError
 from setstream.pools.activations import Activation
-from setstream.pools.kernels.block_sums import block_sums
+from setstream.pools.kernels.block_sums import block_sums, fused_sums, fuses
 from setstream.states.accumulators import LogSums
 
 # Numbers per block, the widest of an element's features and logits times the elements: 2 MiB of float32 on a CPU, where a
@@ -60,6 +60,8 @@ def weighted_sums(
         return block(features, queries, offset, mask)
     if not size:
         raise ShapeError("a chunk has at least one element")
+    if project is None and fuses(queries, features, offset, activation, mask):
+        return fused_sums(queries.expand(batch, -1, -1, -1), features, (batch, *slots))
     step = block_size(features.device, max(slots[0] * slots[1], features.shape[2]))
     if batch * size <= 2 * step:
         return block(features, queries, offset, mask)

@@ -11,7 +11,7 @@ Plain sums have weight one and shift zero.
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ class LogSums(Accumulator):
     def merge(self, other: Self) -> Self:
         a, b = self["shift"], other["shift"]
         # Plain sums are wide and at one shift, and need no rescaling. Compared only where it is free.
-        cheap = not torch.compiler.is_compiling() and a.device.type == "cpu" and a.dtype == torch.float64
+        cheap = not torch.compiler.is_compiling() and a.device.type == "cpu" and a.dtype == b.dtype == torch.float64
         same = cheap and self["numerator"].dtype == other["numerator"].dtype == a.dtype and torch.equal(a, b)
         if not same and (few := self._merge_few(other)) is not None:
             return few
@@ -96,31 +96,31 @@ class LogSums(Accumulator):
 
     def _merge_few(self, other: Self) -> Self | None:
         """`merge` of a few numbers without a graph, by NumPy: its operations start in less time than torch's."""
-        names = ("numerator", "normaliser", "shift", "error")
         first, second = self["numerator"], other["numerator"]
-        if first.numel() > FEW or first.shape != second.shape or first.dtype != torch.float64 or "error" not in self.tensors:
-            return None
-        if first.requires_grad or second.requires_grad or torch.compiler.is_compiling() or first.device.type != "cpu":
+        if first.numel() > FEW or first.shape != second.shape or first.device.type != "cpu" or torch.compiler.is_compiling():
             return None
         try:
-            v, c, m, error = (self.tensors[name].numpy() for name in names)
-            w, d, n = (other.tensors[name].numpy() for name in names[:3])
-            reach = other.tensors.get("reach", other["shift"]).numpy()
-            known = other.tensors["error"].numpy() if "error" in other.tensors else None
-        except (RuntimeError, TypeError):  # a transform of torch.func, or a type that NumPy does not have
+            (v, c, m, error), (w, d, n, other_error) = self._arrays(), other._arrays()
+        except (RuntimeError, TypeError):  # a graph, a transform of torch.func, or a type that NumPy does not have
             return None
         shift = np.maximum(np.maximum(m, n), NOTHING, dtype=np.float64)
-        growth, other_growth = np.exp(m - shift), np.exp(n - shift)
-        total = v * growth.reshape(growth.shape + (1,) * (v.ndim - c.ndim))
-        total += w * other_growth.reshape(growth.shape + (1,) * (v.ndim - c.ndim))
-        if known is None:
-            known = np.empty((*d.shape, 2))
-            rows = w.reshape(*d.shape, -1).astype(np.float64)
-            known[..., 0], known[..., 1] = d, np.sqrt(np.einsum("...e,...e->...", rows, rows))
-            known *= ((np.abs(reach) + 1.0) * (UNSURE * np.finfo(reach.dtype).eps))[..., None]
-        error = np.hypot(error * growth[..., None], known * other_growth[..., None])
-        merged = total, c * growth + d * other_growth, shift, error
-        return type(self)(**{name: torch.from_numpy(array) for name, array in zip(names, merged, strict=True)})
+        growth, other_growth = np.exp(m - shift)[..., None], np.exp(n - shift)[..., None]
+        sums = {"numerator": v * growth, "normaliser": c * growth[..., 0] + d * other_growth[..., 0], "shift": shift}
+        sums["numerator"] += w * other_growth
+        sums["error"] = np.hypot(error * growth, other_error * other_growth)
+        numerator = torch.from_numpy(sums.pop("numerator")).view(first.shape)
+        return type(self)(numerator=numerator, **{name: torch.from_numpy(array) for name, array in sums.items()})
+
+    def _arrays(self) -> tuple[Any, ...]:
+        """Numerator, as (..., E), normaliser, shift and error as NumPy's arrays."""
+        normaliser, shift = self.tensors["normaliser"].numpy(), self.tensors["shift"].numpy()
+        numerator = self.tensors["numerator"].numpy().reshape(*normaliser.shape, -1)
+        if "error" in self.tensors:
+            return numerator, normaliser, shift, self.tensors["error"].numpy()
+        reach = self.tensors["reach"].numpy() if "reach" in self.tensors else np.maximum(shift, NOTHING)
+        share = (np.abs(reach) + 1.0) * (UNSURE * np.finfo(reach.dtype).eps)
+        norm = np.sqrt(np.einsum("...e,...e->...", numerator, numerator, dtype=np.float64))
+        return numerator, normaliser, shift, np.stack([normaliser * share, norm * share], -1)
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """The difference, at this accumulator's shift; error is compared with each slot's remaining weight and numerator."""
@@ -258,9 +258,9 @@ class LogSums(Accumulator):
             weight = torch.add(self["normaliser"], other["normaliser"], alpha=sign)
         else:
             growth, other_growth = self._growth(shift), other._growth(shift)
-            total = torch.addcmul(
-                numerator * align(growth, numerator), other_numerator, align(other_growth, other_numerator), value=sign
-            )
+            total, factor = numerator * align(growth, numerator), align(other_growth, other_numerator)
+            add = total.addcmul_ if total.shape == other_numerator.shape else total.addcmul  # in place: one large tensor
+            total = add(other_numerator, factor, value=sign)
             weight = torch.addcmul(self["normaliser"] * growth, other["normaliser"], other_growth, value=sign)
             error, other_error = error * growth.unsqueeze(-1), other_error * other_growth.unsqueeze(-1)
         return type(self)(numerator=total, normaliser=weight, shift=shift, error=_root_of_squares(error, other_error))

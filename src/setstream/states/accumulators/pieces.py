@@ -4,7 +4,9 @@ merged(set) = Σ_blocks accumulators(block of the set)          one merge for al
 """
 
 import cmath
+import operator
 from collections.abc import Sequence
+from functools import reduce
 
 from torch import Tensor
 
@@ -61,5 +63,5 @@ class Pieces:
         """Whether no number that carries a gradient is NaN or infinite: a sum of them tells. `sums`: others to test."""
         self._merge()
         parts = [accumulator for block in self.blocks for accumulator in block.values()]
-        total = sum((accumulator[name].detach().sum() for accumulator in parts for name in accumulator.graded()), sum(sums))
-        return not isinstance(total, Tensor) or cmath.isfinite(total.item())
+        totals = [*sums, *(part[name].detach().sum() for part in parts for name in part.graded())]
+        return not totals or cmath.isfinite(reduce(operator.add, totals).item())
