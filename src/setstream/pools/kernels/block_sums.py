@@ -64,9 +64,12 @@ def block_sums(
     activation: Activation,
     slots: Slots,
     mask: Tensor | None,
+    kept: list[Tensor] | None = None,
 ) -> LogSums:
-    """The sums of one block, differentiated by autograd."""
+    """The sums of one block, differentiated by autograd; weights (b, H K, n) and shift are added to `kept`."""
     weights, shift, reach = log_weights(queries, keys, offset, activation, slots, mask)
+    if kept is not None:
+        kept += [weights.flatten(1, 2), shift]
     if activation.log and _alone(weights, mask):  # its weight is e^(w - w) = 1
         wide = values.to(accumulator_dtype(values.device), copy=True)  # before it is repeated: sums are added in this type
         numerator = wide.expand(-1, weights.numel() // values.shape[0], -1)

@@ -7,7 +7,8 @@
     q̄ = l̄ x,   b̄ = l̄ 1
     |x̄_j|² = u_jᵀ G u_j              (n,)        u = [a; l̄],  G = [v̄; q] [v̄; q]ᵀ (2R, 2R): x̄ itself is not needed for its size
 
-Nothing is kept between forward and backward but the shift m of the whole: the weights a are computed again.
+Between forward and backward the shift m of the whole is kept, and the weights of a softmax where they are fewer numbers than
+the rows; otherwise they are computed again.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from setstream.pools.activations import ACTIVATIONS, Activation
-from setstream.pools.kernels.weighted_sums import block_size, weighted_sums
+from setstream.pools.kernels.weighted_sums import block_shape, weighted_sums
 from setstream.states.accumulators import LogSums, accumulator_dtype
 
 
@@ -38,9 +39,11 @@ def pull_back(
     numerator_bar: Tensor,
     normaliser_bar: Tensor,
     want: Literal["rows", "norms"] | None = "rows",
+    kept: tuple[Tensor, Tensor] | None = None,
 ) -> Bars:
     """The cotangents of one block, given those of the whole's sums, which are relative to `shift`.
 
+    kept: the block's own weights (b, R, n) and shift, of a softmax.
     queries (b or 1, R, E), rows (b, n, E), offset (b or 1, H, K), mask (b, n); shift, normaliser_bar (b, H, K),
     numerator_bar (b, R, E). want: x̄ of the rows, |x̄| of each of them, or nothing (None).
     """
@@ -48,7 +51,9 @@ def pull_back(
     queries = queries.expand(batch, -1, -1)
     softmax = activation.weigh is ACTIVATIONS["softmax"].weigh
     shift, constant = shift.reshape(batch, -1, 1), None if offset is None else offset.expand(slots).reshape(batch, -1, 1)
-    if softmax:  # the shift is subtracted by the product itself
+    if kept is not None:
+        given = weights = kept[0] * (kept[1].reshape(batch, -1, 1) - shift).exp_()
+    elif softmax:  # the shift is subtracted by the product itself
         start = -shift if constant is None else constant - shift
         given = weights = torch.baddbmm(start, queries, rows.mT).exp_()
     else:
@@ -98,29 +103,30 @@ class SharedRows(torch.autograd.Function):
     def forward(
         ctx: Any, queries: Tensor, rows: Tensor, offset: Tensor | None, activation: Activation, slots: Any, mask: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """The sums; keeps their shift for the backward pass."""
-        sums = weighted_sums(queries, rows, None, offset, activation, slots, mask)
+        """The sums; keeps their shift for the backward pass, and few weights."""
+        few = activation == ACTIVATIONS["softmax"] and queries.shape[-2] <= rows.shape[-1]
+        kept: list[Tensor] | None = [] if few else None
+        sums = weighted_sums(queries, rows, None, offset, activation, slots, mask, kept)
         ctx.activation, ctx.slots = activation, slots
         numerator, normaliser, shift, *reach = sums.tensors.values()
-        ctx.save_for_backward(queries, rows, offset, mask, shift)
+        ctx.save_for_backward(queries, rows, offset, mask, shift, *kept or ())
         ctx.mark_non_differentiable(shift, *reach)
         return numerator.contiguous(), normaliser, shift, *reach  # not a view of the rows
 
     @staticmethod
     def backward(ctx: Any, numerator_bar: Tensor, normaliser_bar: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """x̄, q̄ and b̄; by autograd itself where the gradient is to be differentiated again."""
-        queries, rows, offset, mask, shift = ctx.saved_tensors
+        queries, rows, offset, mask, shift, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():
             return _again(ctx, queries, rows, offset, mask, [numerator_bar, normaliser_bar])
         wanted = ctx.needs_input_grad[:3]
-        batch, size, width = rows.shape
+        (batch, size), number = rows.shape[:2], 0
         shift, numerator_bar, normaliser_bar = (t.to(rows.dtype) for t in (shift, numerator_bar, normaliser_bar))
         numerator_bar = numerator_bar.flatten(1, 2)
         wide = accumulator_dtype(rows.device)
         rows_bar, queries_bar = torch.empty_like(rows), torch.zeros_like(queries, dtype=wide)
         offset_bar = None if offset is None else torch.zeros_like(offset, dtype=wide)
-        step = block_size(rows.device, max(width, numerator_bar.shape[1]))
-        together = max(1, step // size)
+        together, step = block_shape(rows, numerator_bar.shape[1])
         for first in range(0, batch, together):
             sets = slice(first, min(first + together, batch))
             own, own_offset = (t if t is None or len(t) == 1 else t[sets] for t in (queries.flatten(1, 2), offset))
@@ -128,9 +134,11 @@ class SharedRows(torch.autograd.Function):
                 part = (sets, slice(start, min(start + step, size)))
                 hidden = None if mask is None else mask[part]
                 given = (shift[sets], numerator_bar[sets], normaliser_bar[sets])
+                weights = (kept[number], kept[number + 1]) if kept else None
                 bars = pull_back(
-                    own, rows[part], own_offset, ctx.activation, hidden, *given, want="rows" if wanted[1] else None
+                    own, rows[part], own_offset, ctx.activation, hidden, *given, "rows" if wanted[1] else None, weights
                 )
+                number += 2
                 if bars.rows is not None:
                     rows_bar[part] = bars.rows
                 for total, bar in ((queries_bar, bars.queries.unsqueeze(1)), (offset_bar, bars.offset)):

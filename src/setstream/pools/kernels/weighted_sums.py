@@ -30,6 +30,13 @@ def block_size(device: torch.device, width: int) -> int:
     return max(LEAST, (CPU_BLOCK if device.type == "cpu" else ACCELERATOR_BLOCK) // width)
 
 
+def block_shape(rows: Tensor, queries: int) -> tuple[int, int]:
+    """How many sets of (B, n, E) rows, and how many elements of each, are in a block: whole sets, or a part of one."""
+    batch, size, width = rows.shape
+    step = block_size(rows.device, max(queries, width))
+    return (batch, size) if batch * size <= 2 * step else (max(1, step // size), step)
+
+
 # features (b, n, D) -> keys (b * G, E, n) and values (b * G, n, E): G = 1, or the number of heads
 Project = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -42,8 +49,9 @@ def weighted_sums(
     activation: Activation,
     slots: tuple[int, int],
     mask: Tensor | None,
+    kept: list[Tensor] | None = None,
 ) -> LogSums:
-    """The LogSums of a chunk.
+    """The LogSums of a chunk. `kept`: see `block_sums`.
 
     queries (B or 1, G, R, E) with G·R = H·K, features (B, n, D), offset (B or 1, H, K), slots = (H, K), mask (B, n);
     project None: the features are both keys and values
@@ -54,20 +62,19 @@ def weighted_sums(
         keys, values = (sets.mT, sets) if project is None else project(sets)
         some = sets.shape[0]  # not len(), which would make a compiled graph one for this number of sets
         queries = queries.expand(some, *queries.shape[1:]).flatten(0, 1)  # (b G, R, E)
-        return block_sums(queries, keys, values, offset, activation, (some, *slots), mask)
+        return block_sums(queries, keys, values, offset, activation, (some, *slots), mask, kept)
 
     if torch.compiler.is_compiling():  # a compiler splits loops itself, and its graph must fit every size: one block
         return block(features, queries, offset, mask)
     if not size:
         raise ShapeError("a chunk has at least one element")
-    if project is None and fuses(queries, features, offset, activation, mask):
+    if project is None and kept is None and fuses(queries, features, offset, activation, mask):
         return fused_sums(queries.expand(batch, -1, -1, -1), features, (batch, *slots))
-    step = block_size(features.device, max(slots[0] * slots[1], features.shape[2]))
-    if batch * size <= 2 * step:
+    together, step = block_shape(features, slots[0] * slots[1])
+    if together >= batch and step >= size:
         return block(features, queries, offset, mask)
     blocks: list[LogSums] = []
     owner: list[int] = []
-    together = max(1, step // size)  # as many sets at a time as fit a block, or a part of one
     # split, not slices: its backward joins the blocks' gradients once, a slice's pads each of them to the whole.
     for number, sets in enumerate(features.split(together)):
         rows = slice(number * together, number * together + len(sets))
