@@ -9,7 +9,7 @@ import setstream as ss
 from setstream.data import ArraySource
 from setstream.errors import RemovalError
 from setstream.integrations.sklearn import SetClassifier, SetRegressor
-from setstream.integrations.sklearn.ensemble import Members, Plan, affine, class_rows, number_rows, sensible_threads, split
+from setstream.integrations.sklearn.ensemble import Members, Plan, affine, class_rows, number_rows, split
 from setstream.integrations.sklearn.network import MODELS
 from setstream.training import Encode
 
@@ -143,12 +143,3 @@ def test_folds_hold_every_set_out_once_where_there_are_enough():
     assert all((strata[held] == 1).sum() == 1 for _, held in folds)
     assert [len(held) for _, held in split(20, 1, 0.25, None, 0)] == [5]
     assert [len(held) for _, held in split(2, 4, 0.1, None, 0)] == [0] * 4
-
-
-def test_few_numbers_use_one_thread_and_the_callers_threads_come_back():
-    before = torch.get_num_threads()
-    with sensible_threads(1000):
-        assert torch.get_num_threads() == 1
-    with sensible_threads(1e9):
-        assert torch.get_num_threads() == before
-    assert torch.get_num_threads() == before

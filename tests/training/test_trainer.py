@@ -47,6 +47,18 @@ def assert_same_weights(a, b):
         assert torch.equal(a[name], b[name]), name
 
 
+@pytest.mark.parametrize(("options", "expected"), [({}, 1), ({"threads": 3}, 3)])
+def test_small_models_use_one_thread_and_the_callers_threads_come_back(tmp_path, options, expected):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        train(tmp_path, steps=2, **options)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads((tmp_path / "environment.json").read_text())["threads"] == expected
+
+
 def test_a_run_folder_holds_everything(tmp_path):
     result = train(tmp_path, tensorboard=True)
     assert result.done

@@ -41,7 +41,7 @@ def train(
     grad_chunks: Annotated[int | None, Option(help="Chunks of each set that carry the gradient.")] = None,
     seed: Annotated[int | None, Option(help="Seed of all random numbers.")] = None,
     device: Annotated[str | None, Option(help="auto, cpu, cuda, cuda:1 or mps.")] = None,
-    threads: Annotated[int | None, Option(help="Threads on a CPU.")] = None,
+    threads: Annotated[int | None, Option(help="Threads on a CPU; one for models below a million weights.")] = None,
     amp: Annotated[str | None, Option(help="Mixed precision: none or bf16.")] = None,
     parallel: Annotated[str | None, Option(help="Under torchrun: data (some sets each) or set (a part of every set).")] = None,
     option: Options = None,

@@ -15,9 +15,10 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from setstream._utils.threads import threads
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
-from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, sensible_threads, split
+from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, split
 from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
 from setstream.integrations.sklearn.network import MODELS, EnsembleHead, StreamsHead
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
@@ -150,7 +151,8 @@ class SetEstimator(BaseEstimator):
 
     def _threads(self, sets: Sources, batch: int) -> AbstractContextManager[None]:
         mean = sum(min(len(one), int(self.chunk_size)) for one in sets) / len(sets)
-        return sensible_threads(mean * batch * max([int(self.n_features_in_), *map(int, self.widths)]))
+        numbers = mean * batch * max([int(self.n_features_in_), *map(int, self.widths)])
+        return threads(None if numbers > 2**24 else 1)
 
     def _fit(
         self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: RowLoss, strata: Any

@@ -11,8 +11,7 @@ if none is, all streams have the same trust.
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -80,17 +79,6 @@ def split(count: int, members: int, share: float, strata: np.ndarray | None, see
     with warnings.catch_warnings(action="ignore"):  # about classes with fewer sets than folds
         folds = list(kinds(parts, shuffle=True, random_state=seed % 2**32).split(everything, strata))
     return folds[:members]
-
-
-@contextmanager
-def sensible_threads(numbers: float) -> Iterator[None]:
-    """One thread where a step works on few numbers: with more, threads wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if numbers > 2**24 else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Packed:
