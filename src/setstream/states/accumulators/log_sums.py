@@ -120,7 +120,7 @@ class LogSums(Accumulator):
         reach = self.tensors["reach"].numpy() if "reach" in self.tensors else np.maximum(shift, NOTHING)
         share = (np.abs(reach) + 1.0) * (UNSURE * np.finfo(reach.dtype).eps)
         norm = np.sqrt(np.einsum("...e,...e->...", numerator, numerator, dtype=np.float64))
-        return numerator, normaliser, shift, np.stack([normaliser * share, norm * share], -1)
+        return numerator, normaliser, shift, np.stack([normaliser, norm], -1) * share[..., None]
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """The difference, at this accumulator's shift; error is compared with each slot's remaining weight and numerator."""
