@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from benchmarks.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, part, splits
 
-from benchmarks import evidence_needles
+from benchmarks import evidence_needles, needles
 from setstream.errors import ConfigurationError
 from setstream.report import Page, find_runs, write_report
-from setstream.tasks.mil import Mil, needles
-from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, splits
+from setstream.tasks.loading import open_model
+from setstream.tasks.mil import Mil
 from setstream.training import TrainConfig, Trainer
 
 
@@ -59,7 +60,7 @@ def test_the_images_are_those_of_cifar10_in_three_parts():
 @pytest.fixture
 def _few_images(monkeypatch):
     """A few hundred of the images are enough to see that everything fits together."""
-    few = {name: part.part(0, 300) for name, part in splits().items()}
+    few = {name: part(images, slice(300)) for name, images in splits().items()}
     monkeypatch.setattr(needles, "splits", lambda: few)
 
 
@@ -100,6 +101,9 @@ def test_from_other_classes_to_a_head_to_the_whole(tmp_path):
         )
         result = Trainer(Needles(**sizes), third, tmp_path / "runs" / gradient, shown=False).run()
         assert set(result.metrics) >= {"accuracy", "auroc", "f1", "threshold"}
+    with pytest.raises(ConfigurationError, match="--trust benchmarks.needles:Needles"):
+        open_model(str(tmp_path / "runs" / "subset"))
+    assert open_model(str(tmp_path / "runs" / "subset"), trust=["benchmarks.needles:Needles"]).head is not None
     write_report([tmp_path / "runs"], tmp_path / "report.html")
     assert "umbc+set-transformer (importance 64" in (tmp_path / "report.html").read_text()
     page = Page("evidence")
