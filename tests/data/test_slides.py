@@ -25,7 +25,6 @@ from setstream.data.slides import (
     Tissue,
     camelyon16,
     cut,
-    extract,
     find_slides,
     heat_map,
     open_slides,
@@ -311,14 +310,6 @@ def test_a_model_trains_through_the_patches_of_slides(slide, tmp_path):
         torch.testing.assert_close(found, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_extracted_patches_are_the_same_set(slide, tmp_path):
-    source = SlideSource(slide[0], patch_size=32)
-    extract(source, tmp_path / "a")
-    (folder,) = ss.data.open(tmp_path / "a")
-    torch.testing.assert_close(folder.tensor() / 255, source.tensor())
-    assert [[int(place) for place in file.stem.split("_")[::-1]] for file in folder.files] == source.coords().tolist()
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -388,7 +379,7 @@ def test_many_slides_by_many_processes_are_those_of_one(folder, tmp_path):
     """A slide that cannot be read is left out and listed, whoever reads it."""
     slides, problems = find_slides(folder), []
     assert [path.stem for path in slides] == ["s0", "s1", "s2", "zz_bad"]
-    one = dict(patch_slides(slides, tmp_path / "one", SMALL, images=True, on_bad=problems.append))
+    one = dict(patch_slides(slides, tmp_path / "one", SMALL, on_bad=problems.append))
     two = dict(patch_slides(slides, tmp_path / "two", SMALL, workers=2, on_bad=problems.append))
     assert one == two
     assert one.pop(slides.pop()) is None
@@ -398,8 +389,6 @@ def test_many_slides_by_many_processes_are_those_of_one(folder, tmp_path):
         a, b = (read_grid(patches_file(tmp_path / out, SMALL, path.stem)) for out in ("one", "two"))
         np.testing.assert_array_equal(a.coords, b.coords)
         assert len(a) == one[path] > 20
-        (images,) = ss.data.open(tmp_path / "one" / SMALL.folder / "images" / path.stem)
-        assert torch.equal(images.tensor(), SlideSource(path, a, raw=True).tensor())
         with Image.open(tmp_path / "two" / SMALL.folder / "visualization" / f"{path.stem}.png") as picture:
             assert picture.size[0] > 100
     data = open_slides(folder / "s0.tif", tmp_path / "one" / SMALL.folder / "patches")

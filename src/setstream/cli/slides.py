@@ -15,7 +15,7 @@ from setstream.tasks.mil.slide_features import features_file, is_done, slide_for
 from setstream.training.processes import choose_device
 
 
-def run_patch(slides: Path, out: Path, images: bool, workers: int, without: Words, skip_bad: bool, **grid: Any) -> None:
+def run_patch(slides: Path, out: Path, workers: int, without: Words, skip_bad: bool, **grid: Any) -> None:
     """Write the coordinates of patches; `grid` are the options of `GridOptions`."""
     options = wsi.GridOptions(**grid)
     paths = wsi.find_slides(slides, without or ())
@@ -23,7 +23,7 @@ def run_patch(slides: Path, out: Path, images: bool, workers: int, without: Word
     with progress_bar() as bar:
         row = bar.add_task("patching", total=len(paths), note="")
         on_bad = print_skipped if skip_bad else None
-        for path, count in wsi.patch_slides(paths, out, options, workers=workers, images=images, on_bad=on_bad):
+        for path, count in wsi.patch_slides(paths, out, options, workers=workers, on_bad=on_bad):
             total, bad = total + (count or 0), bad + (count is None)
             bar.update(row, advance=1, note=f"{path.stem}: {count or 0:,} patches")
     console.print(f"{len(paths) - bad} slides, {total:,} patches: {out / options.folder}", soft_wrap=True)

@@ -32,7 +32,6 @@ def patch(
     min_tissue: Annotated[float, Option(help="Smallest share of tissue in a patch.")] = 0.25,
     threshold: Annotated[float | None, Option(help="Saturation above which there is tissue. Default: Otsu's.")] = None,
     level0_magnification: Annotated[float | None, Option(help="Magnification of the scan, for files without it.")] = None,
-    images: Annotated[bool, Option("--images", help="Write the patches as PNG files, too.")] = False,
     workers: Annotated[int, Option(help="Processes.", min=1)] = 1,
     without: Without = None,
     skip_bad: SkipBad = False,

@@ -1,4 +1,4 @@
-"""Patches as a set, read directly from the slide; as image files; and in pictures of the slide.
+"""Patches as a set, read directly from the slide; and in pictures of the slide.
 
 source = SlideSource("a.svs")                           cut on first use: tissue, grid, 20x, 256 pixels
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
@@ -110,20 +110,6 @@ class SlideSource(FileSource):
     def _tensor(self, array: np.ndarray) -> Tensor:
         patches = super()._tensor(array)
         return patches if self.raw else as_floats(patches)
-
-
-def extract(source: SlideSource, folder: Path) -> None:
-    """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder appears when complete."""
-    image = need("PIL.Image", "slides")
-    digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))
-    with whole_or_nothing(folder) as hidden:
-        hidden.mkdir(parents=True, exist_ok=True)
-        coords = iter(source.coords().tolist())
-        for chunk in source.chunks(256):
-            pixels = chunk if source.raw else (chunk * 255.0).round_().byte()
-            for patch in pixels.permute(0, 2, 3, 1).numpy():
-                x, y = next(coords)
-                image.fromarray(patch).save(hidden / f"{y:0{digits}d}_{x:0{digits}d}.png")
 
 
 def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:
