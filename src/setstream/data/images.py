@@ -5,7 +5,6 @@ celeba(folder)    the aligned faces and their partition file, cropped at the cen
 pictures(folder)  train/ and test/ below it, or every tenth by name for testing
 """
 
-import csv
 import json
 from dataclasses import dataclass, field
 from functools import cache
@@ -52,12 +51,10 @@ def cifar10() -> dict[str, Images]:
 def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
     """Faces of `img_align_celeba/`, split by `list_eval_partition` (.txt or .csv); resized once, then cached beside it."""
     folder = Path(folder)
-    lists = [folder / f"list_eval_partition{suffix}" for suffix in (".txt", ".csv")]
-    partition = next((path for path in lists if path.is_file()), None)
-    if partition is None:
+    lists = filter(Path.is_file, (folder / f"list_eval_partition{suffix}" for suffix in (".txt", ".csv")))
+    if (partition := next(lists, None)) is None:
         raise DataError(f"{folder}: CelebA has a list_eval_partition.txt or .csv beside img_align_celeba/; there is none")
-    with partition.open() as lines:
-        rows = list(csv.reader(lines) if partition.suffix == ".csv" else map(str.split, lines))
+    rows = [line.replace(",", " ").split() for line in partition.read_text().splitlines()]
     split = {name: PARTITION[code] for name, code in (row[:2] for row in rows if len(row) > 1) if code in PARTITION}
     if not split:
         raise DataError(f"{partition}: holds no line of the form `000001.jpg 0`")

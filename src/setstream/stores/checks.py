@@ -12,6 +12,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
 from setstream.models.phi import all_finite
+from setstream.states.accumulators import Accumulator
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
@@ -98,13 +99,13 @@ def stack(states: Sequence[State]) -> State:
     """`State.cat`, faster for states that one encoder has checked: it compares less."""
     first, kinds = states[0], states[0].kinds()
 
-    def cat(name: str, key: str) -> Tensor:
-        return torch.cat([state.accumulators[name][key] for state in states])
+    def cat(name: str) -> Accumulator:
+        parts = [state.accumulators[name] for state in states]
+        return type(parts[0])(**{key: torch.cat([part[key] for part in parts]) for key in parts[0].tensors})
 
     if all(one.origin is first.origin and one.kinds() == kinds for one in states):
         with suppress(RuntimeError, KeyError):  # some may have no elements, and no width yet
-            named = {name: type(one)(**{key: cat(name, key) for key in one.tensors}) for name, one in first.accumulators.items()}
-            return State(named, torch.cat([state.count for state in states]), first.origin)
+            return State({name: cat(name) for name in kinds}, torch.cat([state.count for state in states]), first.origin)
     return State.cat(states)
 
 
