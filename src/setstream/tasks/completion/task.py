@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.data.images import Images, celeba, cifar10, pictures
+from setstream.data.images import celeba, cifar10, pictures
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
 from setstream.report.page import Page, pyplot
@@ -81,7 +81,7 @@ class Completion(Task):
         self.test_contexts = list(self.test_contexts)
 
     @cached_property
-    def images(self) -> dict[str, Images]:
+    def images(self) -> dict[str, Tensor]:
         """train and test; read at the first use."""
         if self.folder is None or self.data == "cifar10":
             return cifar10()
@@ -89,7 +89,7 @@ class Completion(Task):
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images: a context of each, and the pixels for the loss."""
-        train = self.images["train"].pixels
+        train = self.images["train"]
         chosen = torch.randint(len(train), (size,), generator=generator)
         pixels = as_pixels(train[chosen])
         count = int(torch.randint(self.fewest, self.most + 1, (), generator=generator))
@@ -102,7 +102,7 @@ class Completion(Task):
 
     def test_pixels(self, start: int, stop: int) -> Tensor:
         """Test images as pixels, each in another random order: its first n pixels are its context of size n."""
-        pixels = as_pixels(self.images["test"].pixels[start:stop])
+        pixels = as_pixels(self.images["test"][start:stop])
         generator = torch.Generator().manual_seed(mix(self.test_seed, start, 5))
         return choose(pixels, pixels.shape[1], generator)
 
@@ -135,7 +135,7 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
     """Some test images, evenly spaced (neighbours may show one scene): the largest context, the prediction, the truth."""
     rows = []
     for number in range(0, task.tests(), -(-task.tests() // images)):
-        truth, pixels = task.images["test"].pixels[number] / 255, task.test_pixels(number, number + 1)
+        truth, pixels = task.images["test"][number] / 255, task.test_pixels(number, number + 1)
         _, height, width = truth.shape
         context = pixels[:, : max(task.test_contexts)]
         field = task.predict(model, context).at(places(height, width).unsqueeze(0))
