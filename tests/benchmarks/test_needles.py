@@ -1,5 +1,7 @@
 """Needle bags: what is in them, that they come again, and that both stages train."""
 
+import sys
+
 import pytest
 import torch
 from benchmarks.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, part, splits
@@ -10,6 +12,7 @@ from setstream.report import Page, find_runs, write_report
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil import Mil
 from setstream.training import TrainConfig, Trainer
+from setstream.training.task import task_class
 
 
 def bags(rate=0.004, seed=0, count=12, needle=3, others=(0, 1, 5, 9)):
@@ -55,6 +58,12 @@ def test_the_images_are_those_of_cifar10_in_three_parts():
     assert parts["test"].classes[:4].tolist() == [3, 8, 8, 0]  # a cat, two ships, an airplane
     mean = parts["train"].pixels[::40].float().mean((0, 2, 3)) / 255
     torch.testing.assert_close(mean, torch.tensor([0.4914, 0.4822, 0.4465]), atol=0.01, rtol=0)  # its known mean colour
+
+
+def test_outside_of_a_checkout_the_error_says_where_they_are(monkeypatch):
+    monkeypatch.setitem(sys.modules, "benchmarks.needles", None)
+    with pytest.raises(ConfigurationError, match="cannot be imported: .*in a checkout of setstream"):
+        task_class("needles")
 
 
 @pytest.fixture

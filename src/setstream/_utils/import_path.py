@@ -63,7 +63,8 @@ def find(place: str, what: str) -> Any:
     try:
         return _imported(place)
     except MISSING as error:
-        raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}") from error
+        where = " (it is in a checkout of setstream: work in that folder)" * place.startswith("benchmarks.")
+        raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}{where}") from error
 
 
 def _imported(place: str) -> Any:
