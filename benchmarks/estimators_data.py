@@ -156,7 +156,7 @@ def reuters() -> Made:
 
 def pubmed() -> Made:
     """The first 10,000 abstracts about humans or animals, but not both."""
-    from setstream.tasks.documents.corpora import pubmed
+    from benchmarks.corpora import pubmed
 
     some = [
         (one.text, "Humans" in one.labels) for one in pubmed().read() if ("Humans" in one.labels) != ("Animals" in one.labels)

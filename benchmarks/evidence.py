@@ -11,6 +11,7 @@ from pathlib import Path
 from setstream.report import Page, find_runs
 
 TASKS = ("clustering", "completion", "documents", "needles")
+TRUST = ("benchmarks.needles:Needles", "benchmarks.corpora:rfcs", "benchmarks.corpora:pubmed")
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
     options = parser.parse_args()
     page = Page(f"Evidence: {options.task}")
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    import_module(f"benchmarks.evidence_{options.task}").add_evidence(page, find_runs(options.folders))
+    import_module(f"benchmarks.evidence_{options.task}").add_evidence(page, find_runs(options.folders, TRUST))
     page.write(options.out, options.figures)
 
 

@@ -180,7 +180,7 @@ def show_completion(axes: Any, pixels: Tensor, count: int, field: Field, shape: 
 
 def shown_images(task: Completion, images: int) -> tuple[list[int], tuple[int, ...], list[int]]:
     """The numbers of some test images, evenly spaced (neighbours may show one scene), their shape, and sizes of contexts."""
-    images, shape = min(images, task.tests()), tuple(task.images["test"].pixels.shape[1:])
+    images, shape = min(images, task.tests()), tuple(task.images["test"].shape[1:])
     pixels = shape[1] * shape[2]
     sizes = [size * pixels // 1024 for size in GALLERY] if pixels >= LARGE else [size for size in GALLERY if size <= pixels]
     return [task.tests() * number // images for number in range(images)], shape, sizes
@@ -197,7 +197,7 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
         pixels = task.test_pixels(number, number + 1)
         for column, size in enumerate(sizes):
             show_completion(rows[:, column], pixels[0], size, task.predict(model, pixels[:, :size]), shape, column == 0)
-        show(rows[0][-1], task.images["test"].pixels[number] / 255, "truth")
+        show(rows[0][-1], task.images["test"][number] / 255, "truth")
         for axis in rows[1:, -1]:
             axis.axis("off")
     return figure

@@ -75,6 +75,7 @@ def test_every_module_of_0_1_is_there_or_has_moved():
     names = {"encode", "streamed_loss", "data.slides.overview", "nn.backbones.small"}
     names |= {"tasks.clustering.pretrained", "tasks.completion.pretrained"}
     gone = {"report.costs", "report.needles", "report.partitions", "serve.pages", "tasks.clustering.classical", "tasks.shelf"}
+    gone |= {"tasks.mil.needles"}
     modules = (Path(__file__).parent / "compat/0.1/modules.txt").read_text().split()
     there = {name.removeprefix("setstream.") for name in import_graph.modules()}
     assert set(modules) - there - set(MOVED) == names | gone

@@ -37,7 +37,7 @@ def test_the_evidence_compares_gradients_and_chunk_sizes(folder, tmp_path, monke
 
 
 def test_revealed_pixels_are_those_of_the_image(folder):
-    image = Completion("folder", str(folder), side=8).images["test"].pixels[:1]
+    image = Completion("folder", str(folder), side=8).images["test"][:1]
     assert torch.equal(evidence.revealed(as_pixels(image)[0], 64, (3, 8, 8)), image[0] / 255)
     assert int((evidence.revealed(as_pixels(image)[0], 10, (3, 8, 8)) != 0.5).any(0).sum()) == 10
 

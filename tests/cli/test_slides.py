@@ -5,7 +5,6 @@ import tracemalloc
 
 import h5py
 import numpy as np
-import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -17,6 +16,8 @@ from setstream.cli.commands import app
 from setstream.cli.slides import write_table
 from setstream.data.slides import write_slide
 from setstream.errors import ConfigurationError, DataError
+from setstream.tasks.loading import open_model
+from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.models import MODELS
 from setstream.training import Task, TrainConfig, Trainer
 from tests.data.slide_pictures import tissue_picture
@@ -117,8 +118,6 @@ def test_problems_are_named(job, tmp_path):
         call("features", folder, out, "--backbone", "resnet9000")
     with pytest.raises(ConfigurationError, match="has no 'instance' scores; it has evidence, alone, attention"):
         call("heatmap", f"{__name__}:reads_patches", folder / "s0.tif", "--out", tmp_path, "--score", "instance")
-    with pytest.raises(ConfigurationError, match="csv, parquet or h5"):
-        call("heatmap", f"{__name__}:reads_patches", folder / "s0.tif", "--out", tmp_path, "--table", "xls")
     with pytest.raises(ConfigurationError, match=r"must be an ss.SetModel, or a function returning one; it is Colours"):
         call("heatmap", COLOURS, folder / "s0.tif", "--out", tmp_path, "--features", features / "s0.h5")
     with pytest.raises(ConfigurationError, match="is not a run folder"):
@@ -126,33 +125,26 @@ def test_problems_are_named(job, tmp_path):
 
 
 def test_a_heat_map_of_a_run(job, tmp_path):
-    """A run folder, features in a file: the picture, and tables that agree."""
+    """A run folder, features in a file: the picture, and the table."""
     folder, out, features = job
     config = TrainConfig(f"{__name__}:Lesions", "umbc", steps=2, batch=2, tensorboard=False)
     Trainer(Lesions(), config, tmp_path / "run", shown=False).run()
-    tables = {}
-    for kind in ("csv", "parquet", "h5"):
-        arguments = ("--features", features / "s0.h5", "--table", kind, "--chunk-size", 7, "--trust", f"{__name__}:Lesions")
-        said = call("heatmap", tmp_path / "run", folder / "s0.tif", "--out", tmp_path / "maps", *arguments)
-        assert "p = 0." in said
+    arguments = ("--features", features / "s0.h5", "--chunk-size", 7, "--trust", f"{__name__}:Lesions")
+    said = call("heatmap", tmp_path / "run", folder / "s0.tif", "--out", tmp_path / "maps", *arguments)
+    assert "p = 0." in said
     with Image.open(tmp_path / "maps" / "s0.png") as picture:
         assert picture.size == (256, 256)
     with (tmp_path / "maps" / "s0.csv").open() as file:
         rows = list(csv.DictReader(file))
-    tables["csv"] = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
-    tables["parquet"] = pyarrow.parquet.read_table(tmp_path / "maps" / "s0.parquet").to_pydict()
-    with h5py.File(tmp_path / "maps" / "s0.h5") as file:
-        tables["h5"] = {name: file[name][:] for name in file}
-        assert file.attrs["patch_size_level0"] == 32
-        assert 0 < file.attrs["probability"] < 1
+    table = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
     with h5py.File(out / "patches" / "s0_patches.h5") as file:
         coords = file["coords"][:]
-    for table in tables.values():
-        assert set(table) == {"x", "y", "evidence", "alone", "attention", "instance"}
-        np.testing.assert_array_equal(np.stack([table["x"], table["y"]], 1), coords)
-        assert np.sum(table["attention"]) == pytest.approx(1.0, abs=1e-5)
-        for name in table:
-            np.testing.assert_allclose(table[name], tables["h5"][name], rtol=1e-12)
+    assert set(table) == {"x", "y", "evidence", "alone", "attention", "instance"}
+    np.testing.assert_array_equal(np.stack([table["x"], table["y"]], 1), coords)
+    assert np.sum(table["attention"]) == pytest.approx(1.0, abs=1e-5)
+    model = open_model(str(tmp_path / "run"), trust=[f"{__name__}:Lesions"])
+    for name, values in element_scores(model, ss.data.H5Source(features / "s0.h5")).elements.items():
+        np.testing.assert_allclose(table[name], values.double().numpy(), rtol=1e-5)
 
 
 def test_a_heat_map_straight_from_the_slide(job, tmp_path):
@@ -174,7 +166,7 @@ def test_only_the_score_that_is_drawn_is_computed(job, tmp_path):
 def test_tables_are_written_in_constant_memory(tmp_path):
     columns = {name: np.random.default_rng(0).random(100_000) for name in ("x", "y", "evidence")}
     tracemalloc.start()
-    write_table(tmp_path / "t.csv", columns, {})
+    write_table(tmp_path / "t.csv", columns)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2e6  # all numbers as Python objects are 9.6e6
@@ -198,5 +190,3 @@ def test_labels_of_camelyon16(tmp_path):
         "train": {"normal_001": 0, "tumor_001": 1},
         "test": {"test_001": 1},
     }
-    with pytest.raises(DataError, match="the paper has .*270.* slides"):
-        call("camelyon16", tmp_path, "--out", tmp_path / "labels.csv", "--whole")

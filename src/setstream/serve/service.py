@@ -183,14 +183,15 @@ class Service:
 
     async def predict_all(self, wanted: PredictionRequest) -> Predictions:
         """The model's predictions for several sets."""
+        found = await self.run_in_reader(lambda: [self._known(id, wanted.since, wanted.until) for id in wanted.ids])
+        return Predictions(predictions=found)
 
-        def one(id: str) -> Prediction:
-            try:
-                return self._predict(id, wanted.since, wanted.until)
-            except UnknownSetError:
-                return Prediction(id=id, count=0, prediction=None)
-
-        return Predictions(predictions=await self.run_in_reader(lambda: [one(id) for id in wanted.ids]))
+    def _known(self, id: str, since: float | None = None, until: float | None = None) -> Prediction:
+        """The prediction for a set; null if there is no such set."""
+        try:
+            return self._predict(id, since, until)
+        except UnknownSetError:
+            return Prediction(id=id, count=0, prediction=None)
 
     def _predict(self, id: str, since: float | None, until: float | None) -> Prediction:
         count, output = self.store.count_and_prediction(id, since=since, until=until)
@@ -199,9 +200,7 @@ class Service:
     async def _message(self, id: str) -> str:
         """What a WebSocket is sent about a set."""
         try:
-            answer: Prediction | Problem = await self.predict(id)
-        except UnknownSetError:
-            answer = Prediction(id=id, count=0, prediction=None)
+            answer: Prediction | Problem = await self.run_in_reader(self._known, id)
         except SetstreamError as error:
             answer = Problem(detail=message_of(error))
         return answer.model_dump_json()

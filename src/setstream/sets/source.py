@@ -30,7 +30,6 @@ from setstream.errors import ConfigurationError, ShapeError
 from setstream.sets.layout import from_array
 
 PARTITIONS = ("contiguous", "blocks", "random")
-SMALL_GAP = 32  # gaps of up to this many elements are read, not skipped
 READ_BYTES = 2**22  # adjacent chunks are read together, up to this many bytes
 Metadata = dict[str, Any] | None
 
@@ -45,6 +44,7 @@ class SetSource(ABC):
     label: Any = None
     #: The file or folder of the set, if any.
     path: Path | None = None
+    small_gap = 32  # positions that are at most so far apart are read together
 
     def __init__(self, id: str = "", label: Any = None, metadata: Metadata = None) -> None:
         self.id, self.label = id, label
@@ -76,7 +76,7 @@ class SetSource(ABC):
         lowest, highest = int(positions[0]), int(positions[-1])
         if lowest < 0 or highest >= len(self):
             raise ShapeError(f"{self.id or 'this set'} has {len(self)} elements; asked for {lowest} .. {highest}")
-        cuts = ((positions.diff() > SMALL_GAP).nonzero().flatten() + 1).tolist()
+        cuts = ((positions.diff() > self.small_gap).nonzero().flatten() + 1).tolist()
         ranges = [self.read(int(near[0]), int(near[-1]) + 1)[near - near[0]] for near in positions.tensor_split(cuts)]
         return torch.cat(ranges)[order.argsort()]
 

@@ -13,8 +13,9 @@ of them, and what the others have in common with it (a `_Layout`) is kept: they 
 import hashlib
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -25,6 +26,7 @@ from setstream.states.accumulators import Accumulator
 from setstream.states.digest import tensor_bytes
 from setstream.states.fingerprint import Origin
 
+Parsed: TypeAlias = tuple[dict[str, Accumulator], Tensor, Origin | None]  # accumulators, count and origin
 FORMAT = "setstream.state"
 # 1: with `spent` in weighted sums, and plain sums of total and mass. 2: with `error`.
 VERSION = 2
@@ -119,18 +121,9 @@ def _metadata(data: bytes) -> dict[str, Any]:
     return metadata
 
 
-def _tensor(data: bytearray, dtype: torch.dtype, shape: torch.Size, offset: int) -> Tensor:
-    if not shape.numel():
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
-
-
-def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
-    """Accumulators, count and origin of the state in `data`."""
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
-    data = bytes(data)
-    head, checksum, tail, start = _split(data)
+def _layout_of(data: bytes) -> _Layout:
+    """The layout of a state; safetensors reads the first that has it."""
+    head, _, tail, start = _split(data)
     layout = _layouts.get((head, tail))
     if layout is None or layout.size != len(data) - start:
         metadata = _metadata(data)
@@ -139,40 +132,45 @@ def parse(data: bytes) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
         except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
             raise StateFormatError(f"the state is damaged or truncated ({len(data)} bytes): {error}") from None
         layout = _learn((head, tail), data, loaded, {key: value for key, value in metadata.items() if key != "checksum"})
-    body = bytearray(memoryview(data)[start:])
-    if checksum != layout.checksum({name: memoryview(body)[place] for name, *_, place in layout.tensors}):
-        raise _damaged()
-    tensors = {name: _tensor(body, dtype, shape, place.start) for name, _, dtype, shape, place in layout.tensors}
-    return _assemble(layout.metadata, tensors)
+    return layout
 
 
-def parse_all(data: Sequence[bytes]) -> tuple[dict[str, Accumulator], Tensor, Origin | None] | None:
+def parse(data: bytes) -> Parsed:
+    """Accumulators, count and origin of the state in `data`."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise StateFormatError(f"a state is read from bytes; got {type(data).__name__}")
+    data = bytes(data)
+    return _read(_layout_of(data), [data])
+
+
+def parse_all(data: Sequence[bytes]) -> Parsed | None:
     """The states of single sets in several blobs, as one batch; None unless they differ in their contents only.
 
     Much faster than to parse each of them: the tensors of all are made together.
     """
-    parse(data[0])
-    head, _, tail, start = _split(data[0])
-    layout, size = _layouts.get((head, tail)), len(data[0])
-    first = len(head) + 32  # after the checksum
-    alike = all(len(one) == size and one[: len(head)] == head and one[first:start] == tail for one in data)
-    if layout is None or not alike or any(shape[0] != 1 or not shape.numel() for *_, shape, _ in layout.tensors):
-        return None
-    bodies = [memoryview(one)[start:] for one in data]
+    layout, size = _layout_of(data[0]), len(data[0])
+    first = len(layout.head) + 32  # after the checksum
+    alike = (len(x) == size and x.startswith(layout.head) and x.startswith(layout.tail, first) for x in data)
+    single = (shape[:1] == (1,) for *_, shape, _ in layout.tensors)
+    return _read(layout, data) if all(single) and all(alike) else None
+
+
+def _read(layout: _Layout, data: Sequence[bytes]) -> Parsed:
+    """The state in a blob of this layout, or the states of single sets in several."""
+    first, bodies = len(layout.head), [memoryview(one)[len(one) - layout.size :] for one in data]
     for one, body in zip(data, bodies, strict=True):
         checksum = layout.checksum({name: body[place] for name, *_, place in layout.tensors})
-        if one[len(head) : first] != checksum.encode():
-            raise _damaged()
-    rows = torch.frombuffer(bytearray(b"".join(bodies)), dtype=torch.uint8).view(len(data), -1)
-    tensors = {n: rows[:, place].contiguous().view(t).view(-1, *shape[1:]) for n, _, t, shape, place in layout.tensors}
+        if one[first : first + 32] != checksum.encode():
+            raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
+    rows = torch.from_numpy(np.frombuffer(bytearray(b"".join(bodies)), np.uint8)).view(len(data), -1)
+    tensors = {}
+    for name, _, dtype, shape, place in layout.tensors:
+        sizes = shape if len(data) == 1 else (len(data), *shape[1:])
+        tensors[name] = rows[:, place].clone(memory_format=torch.contiguous_format).view(dtype).view(sizes)
     return _assemble(layout.metadata, tensors)
 
 
-def _damaged() -> StateFormatError:
-    return StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
-
-
-def _assemble(metadata: Mapping[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Accumulator], Tensor, Origin | None]:
+def _assemble(metadata: Mapping[str, Any], tensors: dict[str, Tensor]) -> Parsed:
     """Accumulators, count and origin from the metadata and the tensors of a state, or of a batch of them."""
     count, kinds, fingerprint = tensors.pop("count", None), metadata.get("parts"), metadata.get("fingerprint")
     if count is None or not isinstance(kinds, dict) or not isinstance(fingerprint, str | None):

@@ -36,6 +36,15 @@ class Transaction:
     def execute(self, statement: str, values: Iterable[Any] = ()) -> Any:
         return self.cursor.execute(statement.replace("%s", self.mark), list(values))
 
+    def put(self, table: str, columns: str, key: str | None, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Insert rows; those with the same `key`, some of the columns, are replaced. Without one, they must be new."""
+        names = columns.split(", ")
+        insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join([self.mark] * len(names))})"
+        if key is not None:
+            new = ", ".join(f"{name} = excluded.{name}" for name in names if name not in key.split(", "))
+            insert += f" ON CONFLICT ({key}) DO UPDATE SET {new}"
+        self.cursor.executemany(insert, list(rows))
+
     def read(self, ids: Collection[str]) -> dict[str, bytes]:
         """The bytes of those ids that exist."""
         marks = ", ".join(["%s"] * len(ids))
@@ -44,9 +53,7 @@ class Transaction:
 
     def write(self, rows: Iterable[Row]) -> None:
         """Insert rows, or replace those of the same ids."""
-        insert = f"INSERT INTO {self.rows.states} (id, count, state) VALUES (%s, %s, %s) ON CONFLICT (id) DO "
-        update = "UPDATE SET count = excluded.count, state = excluded.state"
-        self.cursor.executemany((insert + update).replace("%s", self.mark), list(rows))
+        self.put(self.rows.states, "id, count, state", "id", rows)
 
     def read_tiles(self, keys: Sequence[TileKey]) -> dict[TileKey, bytes]:
         """The bytes of those tiles that exist."""
@@ -55,9 +62,7 @@ class Transaction:
 
     def write_tiles(self, rows: Iterable[TileRow]) -> None:
         """Insert tiles, or replace them."""
-        insert = f"INSERT INTO {self.rows.tiles} (id, level, tile, count, state) VALUES (%s, %s, %s, %s, %s) ON CONFLICT "
-        update = "(id, level, tile) DO UPDATE SET count = excluded.count, state = excluded.state"
-        self.cursor.executemany((insert + update).replace("%s", self.mark), list(rows))
+        self.put(self.rows.tiles, "id, level, tile, count, state", "id, level, tile", rows)
 
     def read_keys(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, int]]:
         """The digest and the count of those keys of changes, (id, key), that are known."""
@@ -66,8 +71,7 @@ class Transaction:
 
     def write_keys(self, rows: Iterable[tuple[str, str, str, int, int]]) -> None:
         """Insert keys of changes: id, key, digest, count, time."""
-        insert = f"INSERT INTO {self.rows.keys} (id, key, digest, count, time) VALUES (%s, %s, %s, %s, %s)"
-        self.cursor.executemany(insert.replace("%s", self.mark), list(rows))
+        self.put(self.rows.keys, "id, key, digest, count, time", None, rows)
 
     def _find(self, table: str, types: Mapping[str, str], values: str, keys: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The rows with these keys: the columns of the key, then the values."""
@@ -94,8 +98,7 @@ class Transaction:
 
     def remember(self, facts: Mapping[str, str]) -> None:
         """Write facts, or replace those of the same names."""
-        insert = f"INSERT INTO {self.rows.meta} VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
-        self.cursor.executemany(insert.replace("%s", self.mark), list(facts.items()))
+        self.put(self.rows.meta, "key, value", "key", facts.items())
 
 
 def as_bytes(state: object) -> bytes:

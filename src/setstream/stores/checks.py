@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
 from setstream.models.phi import all_finite
+from setstream.states.accumulators import Accumulator
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 
@@ -94,23 +96,21 @@ def digest(contents: Sequence[Any]) -> str:
 
 
 def stack(states: Sequence[State]) -> State:
-    """`State.cat` of states that one encoder has checked: faster, as it compares less. MismatchError if their shapes differ."""
+    """`State.cat`, faster for states that one encoder has checked: it compares less."""
     first, kinds = states[0], states[0].kinds()
-    if not all(one.origin is first.origin and one.kinds() == kinds for one in states):
-        raise MismatchError("these states are of different encoders")
 
-    def cat(name: str, key: str) -> Tensor:
-        return torch.cat([state.accumulators[name][key] for state in states])
+    def cat(name: str) -> Accumulator:
+        parts = [state.accumulators[name] for state in states]
+        return type(parts[0])(**{key: torch.cat([part[key] for part in parts]) for key in parts[0].tensors})
 
-    try:
-        named = {name: type(one)(**{key: cat(name, key) for key in one.tensors}) for name, one in first.accumulators.items()}
-    except (RuntimeError, KeyError) as error:
-        raise MismatchError(f"these states have different shapes: {error}") from error
-    return State(named, torch.cat([state.count for state in states]), first.origin)
+    if all(one.origin is first.origin and one.kinds() == kinds for one in states):
+        with suppress(RuntimeError, KeyError):  # some may have no elements, and no width yet
+            return State({name: cat(name) for name in kinds}, torch.cat([state.count for state in states]), first.origin)
+    return State.cat(states)
 
 
 def sums(pairs: Sequence[tuple[State, State]]) -> list[State | SetstreamError]:
-    """a + b of each pair, or the error: all in one sum, or by halves if they differ in shape or one of them fails."""
+    """a + b of each pair, or the error: all in one sum, or by halves if one of them fails."""
     try:
         return list(stack([a for a, _ in pairs]) + stack([b for _, b in pairs])) if pairs else []
     except SetstreamError as error:
@@ -124,11 +124,7 @@ def must_be_readable(finalize: Callable[[State], Any], states: Sequence[State]) 
     for start in range(0, len(distinct), CHECKED_TOGETHER):
         some = distinct[start : start + CHECKED_TOGETHER]
         try:
-            try:
-                batch = stack(some)
-            except MismatchError:
-                batch = State.cat(some)
-            finite = all(all_finite(tensor) for tensor in _tensors(finalize(batch.checked())))
+            finite = all(all_finite(tensor) for tensor in _tensors(finalize(stack(some).checked())))
         except (NonFiniteError, StateFormatError):
             finite = False
         except (RuntimeError, ValueError, TypeError, LookupError) as error:

@@ -70,8 +70,7 @@ def move(transaction: Transaction, cursor: Cursor | tuple[str, str, Position]) -
             f"{names[0]}, partition {names[1]!r}: the store is at {position!r}, but these changes {read}: they were applied "
             "before, or another consumer reads this partition. Go on from store.position(source, partition)"
         )
-    insert = f"INSERT INTO {table} (source, part, position) VALUES (%s, %s, %s) ON CONFLICT (source, part) DO UPDATE SET "
-    transaction.execute(f"{insert} position = excluded.position", [*names, json.dumps(offset)])
+    transaction.put(table, "source, part, position", "source, part", [(*names, json.dumps(offset))])
 
 
 class Replays:

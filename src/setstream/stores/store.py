@@ -34,12 +34,12 @@ from setstream.stores import checks
 from setstream.stores.backend import Row, Rows, Transaction
 from setstream.stores.batch import Batch
 from setstream.stores.cache import StateCache
-from setstream.stores.checks import Change, Changed
+from setstream.stores.checks import Change, Changed, stack
 from setstream.stores.ledger import Cursor, Position, Replays, expire_keys, lock_of, move, record
 from setstream.stores.postgres import PostgresRows
 from setstream.stores.reader import StateReader
 from setstream.stores.sqlite import SqliteRows
-from setstream.stores.tiles import merge_rows, open_tiles, stack
+from setstream.stores.tiles import merge_rows, open_tiles
 from setstream.stores.tiling import Retention
 
 __all__ = ["Change", "Changed", "Cursor", "StateStore"]

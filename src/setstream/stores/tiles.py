@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from setstream.errors import ConfigurationError, LateError, MismatchError, SetstreamError
+from setstream.errors import ConfigurationError, LateError, SetstreamError
 from setstream.states import serialization
 from setstream.states.state import State
 from setstream.stores import checks
 from setstream.stores.backend import TileKey, Transaction, as_bytes
-from setstream.stores.checks import Change, Changed
+from setstream.stores.checks import Change, Changed, stack
 from setstream.stores.tiling import FIRST, LAST, NO_TIME, Kept, Range, Retention, Tiling
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ def merge_rows(batch: State, owner: Sequence[int]) -> State:
     accumulators = {name: one.merge_rows(owner, sets) for name, one in batch.accumulators.items()}
     count = batch.count.new_zeros(sets).index_add_(0, torch.tensor(owner, device=batch.device), batch.count)
     return State(accumulators, count, batch.origin)
-
-
-def stack(states: Sequence[State]) -> State:
-    """The states of one encoder as one batch. Some may have no elements, and no width yet."""
-    try:
-        return checks.stack(states)
-    except MismatchError:
-        return State.cat(states)
 
 
 def open_tiles(

@@ -1,4 +1,4 @@
-"""The options of a run with their defaults, from flags, TOML, YAML or JSON."""
+"""The options of a run with their defaults, from flags, TOML or JSON."""
 
 import dataclasses
 import json
@@ -10,7 +10,6 @@ from math import cos, pi
 from pathlib import Path
 from typing import Any, Self
 
-from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
 from setstream.pools.base import AVERAGE
@@ -125,23 +124,17 @@ class TrainConfig:
         return self.lr * rise
 
 
-def _read_yaml(text: str) -> Any:
-    return need("yaml", "cli", "YAML files").safe_load(text)
-
-
-READERS: dict[str, Any] = {".toml": tomllib.loads, ".yaml": _read_yaml, ".yml": _read_yaml, ".json": json.loads}
+READERS: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """The options in a TOML, YAML or JSON file."""
+    """The options in a TOML or JSON file."""
     if not path.is_file():
         raise ConfigurationError(f"there is no configuration file {path}")
     if path.suffix not in READERS:
         raise ConfigurationError(f"{path} is not a configuration: its name must end in {', '.join(READERS)}")
     try:
         options = READERS[path.suffix](path.read_text())
-    except ConfigurationError:
-        raise
     except Exception as error:  # each format has errors of its own
         raise ConfigurationError(f"{path} cannot be read: {error}") from error
     if not isinstance(options, dict):

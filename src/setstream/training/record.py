@@ -56,19 +56,16 @@ class Progress(ExitStack):
         self.bar: Any = None
         if shown and sys.stderr.isatty():
             with suppress(ConfigurationError):  # without Rich, lines
-                rich = need("rich.progress", "cli", "a progress bar")
-                texts = [rich.TextColumn(text) for text in ("{task.description}", "{task.fields[loss]}", "{task.fields[rate]}")]
-                columns = (texts[0], rich.BarColumn(), rich.MofNCompleteColumn(), *texts[1:])
-                self.bar = rich.Progress(*columns, rich.TimeRemainingColumn(), rich.TimeElapsedColumn())
-                self.row = self.enter_context(self.bar).add_task(title, total=steps, completed=start, loss="", rate="")
+                self.bar = self.enter_context(need("rich.progress", "cli", "a progress bar").Progress())
+                self.row = self.bar.add_task(title, total=steps, completed=start)
 
     def update(self, step: int, loss: float) -> None:
         rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
+        text = f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.1f} steps/s"
         if self.bar is not None:
-            self.bar.update(self.row, completed=step, loss=f"loss {loss:.4f}", rate=f"{rate:.1f} steps/s")
+            self.bar.update(self.row, completed=step, description=text)
         elif step % self.every == 0 or step == self.steps:
-            left = (self.steps - step) / max(rate, 1e-9)
-            self.say(f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  {rate:.0f} steps/s  {left:.0f} s left")
+            self.say(f"{text}  {(self.steps - step) / max(rate, 1e-9):.0f} s left")
 
     def say(self, text: str) -> None:
         """A line above the bar."""

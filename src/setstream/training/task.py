@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from setstream._utils.import_path import TASKS, find, named_by_file, place_of
+from setstream._utils.import_path import EXPERIMENTS, TASKS, find, named_by_file, place_of
 from setstream.errors import ConfigurationError
 from setstream.gradients.base import generators
 from setstream.gradients.encode import encode
@@ -152,7 +152,7 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
 
 def task_class(name: str) -> type[Task]:
     """The task with this name: a built-in one, or your own as `package.module:Class`."""
-    place = TASKS.get(name, name)
+    place = (TASKS | EXPERIMENTS).get(name, name)
     if ":" not in place:
         names = ", ".join(TASKS)
         raise ConfigurationError(f"unknown task {name!r}: choose one of {names}, or give your own as package.module:Class")

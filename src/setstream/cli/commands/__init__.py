@@ -84,7 +84,7 @@ def evaluate(
     note="If it is stopped, the same command continues: finished runs are skipped, others are resumed.",
 )
 def sweep(
-    file: Annotated[Path, Argument(help="TOML, YAML or JSON with a table `defaults` and tables `runs`.")],
+    file: Annotated[Path, Argument(help="TOML or JSON with a table `defaults` and tables `runs`.")],
     out: Annotated[Path, Option(help="Folder for the run folders.")] = Path("runs"),
     jobs: Annotated[int, Option(help="Runs at the same time.", min=1)] = 2,
     threads: Annotated[int, Option(help="Threads per run.", min=1)] = 1,

@@ -32,7 +32,6 @@ def patch(
     min_tissue: Annotated[float, Option(help="Smallest share of tissue in a patch.")] = 0.25,
     threshold: Annotated[float | None, Option(help="Saturation above which there is tissue. Default: Otsu's.")] = None,
     level0_magnification: Annotated[float | None, Option(help="Magnification of the scan, for files without it.")] = None,
-    images: Annotated[bool, Option("--images", help="Write the patches as PNG files, too.")] = False,
     workers: Annotated[int, Option(help="Processes.", min=1)] = 1,
     without: Without = None,
     skip_bad: SkipBad = False,
@@ -69,11 +68,10 @@ def features(
 def heatmap(
     model: Model,
     slide: Annotated[Path, Argument(help="The slide.")],
-    out: Annotated[Path, Option(help="Folder for SLIDE.png and the table.")],
+    out: Annotated[Path, Option(help="Folder for SLIDE.png and SLIDE.csv: coordinates and scores.")],
     features_of: Annotated[Path | None, Option("--features", help="File of features; else the model reads patches.")] = None,
     patches: Annotated[Path | None, Option(help="The slide's file of patches, for a model that reads patches.")] = None,
     score: Annotated[str, Option(help="The score to draw: evidence (lists all), attention, alone or instance.")] = "evidence",
-    table: Annotated[str, Option(help="Coordinates and scores as csv, parquet or h5.")] = "csv",
     chunk_size: Annotated[int, Option(help="Elements per chunk.", min=1)] = 256,
     device: Device = "auto",
     builder: Builder = None,
@@ -87,6 +85,5 @@ def camelyon16(
     root: Annotated[Path, Argument(help="The folder with training/ and testing/.")],
     out: Annotated[Path, Option(help="The CSV to write: slide_id, label, split.")],
     features_in: Annotated[Path | None, Option("--features", help="A folder of feature files instead of slides.")] = None,
-    whole: Annotated[bool, Option("--whole", help="Raise an error unless all 270 and 129 slides of the paper exist.")] = False,
 ) -> None:
     """Labels and the paper's split of Camelyon16, as a CSV that `ss.data` reads."""

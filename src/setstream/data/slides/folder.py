@@ -23,11 +23,10 @@ from setstream.data.formats import SOURCE_OF
 from setstream.data.formats.file import existing
 from setstream.data.slides.grid import GridOptions, cut, read_grid, write_grid
 from setstream.data.slides.pyramid import SUFFIXES, Slide
-from setstream.data.slides.source import SlideSource, extract, overview, save_png
+from setstream.data.slides.source import SlideSource, overview, save_png
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
-PAPER = {"train": 270, "test": 129}  #: slides of each split in the paper, 110 and 49 of them with a tumour
 REFERENCE = ("testing/reference.csv", "evaluation/reference.csv", "reference.csv")
 LABELS = {"normal": 0, "negative": 0, "tumor": 1, "tumour": 1}
 MASKS = ("mask", "annotation", "evaluation")  #: words in the names of .tif files, or of folders, that are not slides
@@ -52,18 +51,15 @@ def patches_file(out: Path, options: GridOptions, name: str) -> Path:
     return out / options.folder / "patches" / f"{name}_patches.h5"
 
 
-def patch_slide(path: Path, out: Path, options: GridOptions, images: bool = False) -> int:
-    """Cut one slide, unless that is done: coordinates, overview, and on request the patches as images. Returns their number."""
-    done, pixels = patches_file(out, options, path.stem), out / options.folder / "images" / path.stem
+def patch_slide(path: Path, out: Path, options: GridOptions) -> int:
+    """Cut one slide, unless that is done: the patches' coordinates, and an overview. Returns their number."""
+    done = patches_file(out, options, path.stem)
     if done.exists():
-        grid = read_grid(done)
-    else:
-        with Slide(path, options.level0_magnification) as slide:
-            grid, tissue = cut(slide, options, path.stem)
-            save_png(out / options.folder / "visualization" / f"{path.stem}.png", overview(slide, grid, tissue))
-        write_grid(done, grid)  # last: it marks the slide as done
-    if images and not pixels.exists():
-        extract(SlideSource(path, grid, raw=True), pixels)
+        return len(read_grid(done))
+    with Slide(path, options.level0_magnification) as slide:
+        grid, tissue = cut(slide, options, path.stem)
+        save_png(out / options.folder / "visualization" / f"{path.stem}.png", overview(slide, grid, tissue))
+    write_grid(done, grid)  # last: it marks the slide as done
     return len(grid)
 
 
@@ -73,10 +69,9 @@ def patch_slides(
     options: GridOptions | None = None,
     *,
     workers: int = 1,
-    images: bool = False,
     on_bad: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[Path, int | None]]:
-    """Cut slides, `workers` at a time; yields each with the number of its patches, which are also written as `images`.
+    """Cut slides, `workers` at a time; yields each with the number of its patches.
 
     `on_bad` is called with what is wrong with a slide, which is then left out (None patches); without it, that is an error.
     """
@@ -95,11 +90,11 @@ def patch_slides(
 
     if workers == 1 or len(slides) < 2:
         for path in slides:
-            yield outcome(path, partial(patch_slide, path, out, options, images))
+            yield outcome(path, partial(patch_slide, path, out, options))
         return
     # Spawned, not forked: torch and OpenSlide have threads and locks that a fork would copy in any state.
     with ProcessPoolExecutor(min(workers, len(slides)), multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(patch_slide, path, out, options, images): path for path in slides}
+        waiting = {pool.submit(patch_slide, path, out, options): path for path in slides}
         try:
             for future in as_completed(waiting):
                 yield outcome(waiting[future], future.result)
@@ -145,14 +140,11 @@ def camelyon16_labels(names: Iterable[str], reference: dict[str, int]) -> dict[s
     return labels
 
 
-def camelyon16(
-    root: str | Path, features: str | Path | None = None, *, whole: bool = False, **options: Any
-) -> dict[str, SetDataset]:
+def camelyon16(root: str | Path, features: str | Path | None = None, **options: Any) -> dict[str, SetDataset]:
     """Camelyon16 as {"train": ..., "test": ...}, labels 0 and 1: patches straight from the slides, or features of them.
 
     Args:
         features: A folder of feature files, named as the slides; the slides themselves are not needed then.
-        whole: Whether all of the paper's 270 and 129 slides must exist.
     """
     root = Path(root)
     sources: list[SetSource]
@@ -168,7 +160,5 @@ def camelyon16(
     known = camelyon16_labels(names, read_reference(file) if any(name.startswith("test") for name in names) else {})
     for source in sources:
         source.label = known[source.id][1]
-    splits = {split: SetDataset([source for source in sources if known[source.id][0] == split]) for split in PAPER}
-    if whole and (counts := {split: len(data) for split, data in splits.items()}) != PAPER:
-        raise DataError(f"{root}: the paper has {PAPER} slides; there are {counts}")
-    return splits
+    splits = ("train", "test")
+    return {split: SetDataset([source for source in sources if known[source.id][0] == split]) for split in splits}

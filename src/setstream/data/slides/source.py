@@ -1,4 +1,4 @@
-"""Patches as a set, read directly from the slide or from a folder of extracted ones; and in pictures of the slide.
+"""Patches as a set, read directly from the slide; and in pictures of the slide.
 
 source = SlideSource("a.svs")                           cut on first use: tissue, grid, 20x, 256 pixels
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
-from setstream.data.formats.file import FileSource, reading
-from setstream.data.formats.images import ImageFolderSource
+from setstream.data.formats.file import FileSource
 from setstream.data.slides.grid import Grid, GridOptions, Tissue, cut, read_grid
 from setstream.data.slides.pyramid import Slide
 from setstream.errors import ConfigurationError, ShapeError
@@ -58,6 +57,7 @@ class SlideSource(FileSource):
     """
 
     suffixes = (".svs", ".ndpi", ".mrxs", ".scn")  #: for `ss.data.open`; .tif may be any image: use `open_slides`
+    small_gap = 1  # decoding takes longer than skipping
 
     def __init__(
         self,
@@ -110,43 +110,6 @@ class SlideSource(FileSource):
     def _tensor(self, array: np.ndarray) -> Tensor:
         patches = super()._tensor(array)
         return patches if self.raw else as_floats(patches)
-
-    def take(self, index: Tensor) -> Tensor:
-        """Decode these patches and no others, row by row of the slide, for any order of the index."""
-        index = torch.as_tensor(index)
-        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(self):
-            raise ShapeError(f"{self.id} has {len(self)} patches; asked for {int(index.min())} .. {int(index.max())}")
-        order = index.argsort()
-        return self._tensor(self.array[index[order].numpy()])[order.argsort()]
-
-
-class PatchFolderSource(ImageFolderSource):
-    """A folder of patches that `extract` wrote: elements (3, S, S), floats in [0, 1]; the coordinates are in the names."""
-
-    dtype = torch.float32
-
-    def read(self, start: int, stop: int) -> Tensor:
-        return as_floats(super().read(start, stop))
-
-    def coords(self) -> Tensor:
-        """The position of each element, (N, 2)."""
-        parts = (file.stem.split("_") for file in self.files)
-        with reading(f"{self.path}: patches are named <y>_<x>.png"):
-            return torch.tensor([[int(x), int(y)] for y, x in parts], dtype=torch.int64).view(-1, 2)
-
-
-def extract(source: SlideSource, folder: Path) -> None:
-    """Write the patches of a slide as PNG files <y>_<x>.png, in the order of the source; the folder appears when complete."""
-    image = need("PIL.Image", "slides")
-    digits = len(str(max(source.grid.level0_width, source.grid.level0_height, 1)))
-    with whole_or_nothing(folder) as hidden:
-        hidden.mkdir(parents=True, exist_ok=True)
-        coords = iter(source.coords().tolist())
-        for chunk in source.chunks(256):
-            pixels = chunk if source.raw else (chunk * 255.0).round_().byte()
-            for patch in pixels.permute(0, 2, 3, 1).numpy():
-                x, y = next(coords)
-                image.fromarray(patch).save(hidden / f"{y:0{digits}d}_{x:0{digits}d}.png")
 
 
 def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:

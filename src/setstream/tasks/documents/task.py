@@ -16,12 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from setstream._utils.import_path import find
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
 from setstream.report.page import Page
 from setstream.report.runs import Group, add_results, group_by, metric
-from setstream.tasks.documents.corpora import eurlex, pubmed, reuters, rfcs
+from setstream.tasks.documents.corpora import eurlex, reuters
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.models import MODELS
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
@@ -29,6 +30,7 @@ from setstream.tasks.registry import interval_ends
 from setstream.training.task import Batch, Encode, Task, in_epochs
 
 CORPORA = {"reuters": (200, 20), "rfcs": (0, 30), "pubmed": (0, 50), "eurlex": (0, 0)}  #: `fewest_words`, `label_minimum`
+EXPERIMENTS = {name: f"benchmarks.corpora:{name}" for name in ("rfcs", "pubmed")}  #: in a checkout only
 TEST_BATCH = 8
 TUNED = {"": "", "_tuned": ", tuned τ"}  #: columns of the report
 METRICS = {f"{mean} F1{text}": metric(f"{mean}_f1{suffix}") for suffix, text in TUNED.items() for mean in ("micro", "macro")}
@@ -88,8 +90,8 @@ class Documents(Task):
     report = "setstream.tasks.documents.task:add_report"
     models = MODELS
 
-    corpus: str = "reuters"  #: reuters, rfcs, pubmed or eurlex
-    folder: str | None = None  #: where the corpus is; required for eurlex, possible for rfcs and pubmed
+    corpus: str = "reuters"  #: reuters, eurlex, rfcs or pubmed; or your own, package.module:function
+    folder: str | None = None  #: where the corpus is; required for eurlex, possible for others but reuters
     bert: str = "minilm"  #: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder
     fewest_words: int | None = None  #: words of the shortest document that is used; None: 200 for reuters, 0 for others
     label_minimum: int | None = None  #: training documents that a label needs; None: reuters 20, rfcs 30, pubmed 50, eurlex 0
@@ -100,8 +102,11 @@ class Documents(Task):
 
     def __post_init__(self) -> None:
         corpus, folder = self.corpus, self.folder
-        if corpus not in CORPORA:
-            raise ConfigurationError(f"unknown corpus {corpus!r}: choose one of {', '.join(CORPORA)}")
+        place = EXPERIMENTS.get(corpus, corpus)
+        if corpus not in CORPORA and ":" not in corpus:
+            known = f"{', '.join(CORPORA)}, or give your own as package.module:function"
+            raise ConfigurationError(f"unknown corpus {corpus!r}: choose one of {known}")
+        self._other = find(place, "corpus") if ":" in place else None  # now: a file may not choose what is imported
         if corpus == "eurlex" and folder is None:
             raise ConfigurationError("the corpus eurlex is read from a folder: give task.folder=PATH")
         if corpus == "reuters" and folder is not None:
@@ -116,19 +121,17 @@ class Documents(Task):
     @cached_property
     def tokens(self) -> Tokens:
         """All documents; tokenised at the first use, then read from the cache."""
-        fewest = CORPORA[self.corpus][0] if self.fewest_words is None else self.fewest_words
-        if self.corpus == "reuters":
-            corpus = reuters(fewest)
-        elif self.corpus == "eurlex" and self.folder is not None:
-            corpus = eurlex(self.folder, fewest, self.inverted)
+        fewest = CORPORA.get(self.corpus, (0, 0))[0] if self.fewest_words is None else self.fewest_words
+        if self._other is not None:
+            corpus = self._other(self.folder, fewest)
         else:
-            corpus = (rfcs if self.corpus == "rfcs" else pubmed)(self.folder, fewest)
+            corpus = reuters(fewest) if self.folder is None else eurlex(self.folder, fewest, self.inverted)
         return tokens_of(corpus, tokenizer_of(self.bert))
 
     @cached_property
     def splits(self) -> dict[str, Split]:
         """train, val and test, with the labels that are kept."""
-        minimum = CORPORA[self.corpus][1] if self.label_minimum is None else self.label_minimum
+        minimum = CORPORA.get(self.corpus, (0, 0))[1] if self.label_minimum is None else self.label_minimum
         with torch.device("cpu"):  # also while a model is built on the meta device
             return labelled(self.tokens, minimum)
 

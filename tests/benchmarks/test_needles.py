@@ -1,14 +1,18 @@
 """Needle bags: what is in them, that they come again, and that both stages train."""
 
+import sys
+
 import pytest
 import torch
+from benchmarks.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, part, splits
 
-from benchmarks import evidence_needles
+from benchmarks import evidence_needles, needles
 from setstream.errors import ConfigurationError
 from setstream.report import Page, find_runs, write_report
-from setstream.tasks.mil import Mil, needles
-from setstream.tasks.mil.needles import LARGEST, SMALLEST, NeedleBags, Needles, OtherClasses, splits
+from setstream.tasks.loading import open_model
+from setstream.tasks.mil import Mil
 from setstream.training import TrainConfig, Trainer
+from setstream.training.task import task_class
 
 
 def bags(rate=0.004, seed=0, count=12, needle=3, others=(0, 1, 5, 9)):
@@ -56,10 +60,16 @@ def test_the_images_are_those_of_cifar10_in_three_parts():
     torch.testing.assert_close(mean, torch.tensor([0.4914, 0.4822, 0.4465]), atol=0.01, rtol=0)  # its known mean colour
 
 
+def test_outside_of_a_checkout_the_error_says_where_they_are(monkeypatch):
+    monkeypatch.setitem(sys.modules, "benchmarks.needles", None)
+    with pytest.raises(ConfigurationError, match="cannot be imported: .*in a checkout of setstream"):
+        task_class("needles")
+
+
 @pytest.fixture
 def _few_images(monkeypatch):
     """A few hundred of the images are enough to see that everything fits together."""
-    few = {name: part.part(0, 300) for name, part in splits().items()}
+    few = {name: part(images, slice(300)) for name, images in splits().items()}
     monkeypatch.setattr(needles, "splits", lambda: few)
 
 
@@ -100,6 +110,9 @@ def test_from_other_classes_to_a_head_to_the_whole(tmp_path):
         )
         result = Trainer(Needles(**sizes), third, tmp_path / "runs" / gradient, shown=False).run()
         assert set(result.metrics) >= {"accuracy", "auroc", "f1", "threshold"}
+    with pytest.raises(ConfigurationError, match="--trust benchmarks.needles:Needles"):
+        open_model(str(tmp_path / "runs" / "subset"))
+    assert open_model(str(tmp_path / "runs" / "subset"), trust=["benchmarks.needles:Needles"]).head is not None
     write_report([tmp_path / "runs"], tmp_path / "report.html")
     assert "umbc+set-transformer (importance 64" in (tmp_path / "report.html").read_text()
     page = Page("evidence")

