@@ -17,7 +17,7 @@ from torch import nn
 import setstream as ss
 from setstream.bulk import encode as bulk
 from setstream.bulk.encode import encode_sets
-from setstream.data import ArraySource, ParquetSets, SetDataset
+from setstream.data import ArraySource, ParquetSets, SetDataset, dataset
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.tasks.clustering import Clustering
 from setstream.training import TrainConfig, Trainer
@@ -64,6 +64,14 @@ def test_states_are_kept_and_tomorrows_elements_added(tmp_path):
         assert store.count("a") == 20  # only read
 
 
+@pytest.fixture
+def every_set(monkeypatch):
+    """Work is committed after every set, or every batch of a table, as if it were large."""
+    monkeypatch.setattr(bulk, "COMMIT_SECONDS", 0)
+    monkeypatch.setattr(dataset, "MOST_SETS", 1)
+
+
+@pytest.mark.usefixtures("every_set")
 def test_a_journal_of_another_job_is_not_mixed_in(tmp_path):
     class Stop(Exception):
         pass
@@ -97,7 +105,7 @@ def test_sets_that_cannot_be_read_are_left_out_on_request_and_named(tmp_path):
 
 
 def test_memory_of_a_table_does_not_hold_all_states(tmp_path, monkeypatch):
-    monkeypatch.setattr(bulk, "COMMIT_SETS", 1)
+    monkeypatch.setattr(bulk, "COMMIT_BYTES", 1)
     table = write_table(tmp_path / "table")
     encode_sets(make(), table, tmp_path / "out.parquet", chunk_size=32)
     assert_right(rows_of(tmp_path / "out.parquet"), ("a", "b", "d", "e"))
@@ -133,38 +141,79 @@ def test_options_that_cannot_be(tmp_path):
         encode_sets(make(), files(), tmp_path / "other.parquet", update=tmp_path / "s.db")
 
 
-def kill_encoding(folder, kills, table, seed):
+def kill_encoding(folder, kills, table, passes, seed):
     """Encode, killed again and again at random moments; then to the end. Gives the number of kills at work."""
     rng = random.Random(seed)
-    killed = 0
+    killed, model, data = 0, make(passes=passes), table or files()
 
     def work(tick):
         tick()
-        encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3, progress=lambda elements, done: tick())
+        encode_sets(model, data, folder / "out.parquet", chunk_size=3, progress=lambda elements, done: tick())
 
     for _ in range(kills):
         if (folder / "out.parquet").exists():
             break
-        killed += kill_after(work, ticks=rng.randrange(40 if table is None else 4), lines=rng.randrange(1000))
-    encode_sets(make(), table or files(), folder / "out.parquet", chunk_size=3)
+        killed += kill_after(work, ticks=rng.randrange(6 if table is None else 4), lines=rng.randrange(1000))
+    encode_sets(model, data, folder / "out.parquet", chunk_size=3)
     return killed
 
 
-@pytest.mark.parametrize("kind", ["files", "table"])
+@pytest.mark.usefixtures("every_set")
+@pytest.mark.parametrize(("kind", "passes"), [("files", 1), ("table", 1), ("files", 3), ("table", 2)])
 @pytest.mark.parametrize("wanted", [8, pytest.param(100, marks=pytest.mark.slow)])
-def test_killed_jobs_go_on_with_no_row_missing_or_doubled(tmp_path, monkeypatch, kind, wanted):
-    monkeypatch.setattr(bulk, "COMMIT_ROWS", 1)  # every batch, as if it were large
+def test_killed_jobs_go_on_with_no_row_missing_or_doubled(tmp_path, kind, passes, wanted):
     table = write_table(tmp_path / "table") if kind == "table" else None
     killed = repeat = 0
     while killed < wanted:
         folder = tmp_path / str(repeat)
         folder.mkdir()
-        killed += kill_encoding(folder, 10, table, seed=repeat)
+        killed += kill_encoding(folder, 10 * passes, table, passes, seed=repeat)
         rows = pq.read_table(folder / "out.parquet").to_pylist()
         assert len(rows) == len({row["id"] for row in rows})
-        assert_right({row["id"]: row for row in rows}, ("a", "b", "d", "e") if table else tuple(SIZES))
+        assert_right({row["id"]: row for row in rows}, ("a", "b", "d", "e") if table else tuple(SIZES), passes)
         repeat += 1
     print(f"{killed} kills in {repeat} jobs")
+
+
+@pytest.mark.usefixtures("every_set")
+@pytest.mark.parametrize("kind", ["files", "table"])
+def test_several_passes_read_the_data_once_each_and_a_stopped_job_goes_on_in_its_pass(tmp_path, kind):
+    class Stop(Exception):
+        pass
+
+    data = files() if kind == "files" else write_table(tmp_path / "table")
+    total, elements, seen = data.total(), sum(SIZES.values()), []
+
+    def stop(elements, done):
+        if done > total:  # in the second pass
+            raise Stop
+
+    model = make(passes=3)
+    encode_sets(model, data, tmp_path / "whole.parquet", progress=lambda *done: seen.append(done))
+    assert seen[-1] == (3 * elements, 3 * total)
+    with pytest.raises(Stop):
+        encode_sets(model, data, tmp_path / "out.parquet", progress=stop)
+    seen.clear()
+    encode_sets(model, data, tmp_path / "out.parquet", progress=lambda *done: seen.append(done))
+    assert seen[0][1] > total
+    assert 1 * elements < seen[-1][0] < 2 * elements
+    for name in ("whole", "out"):
+        assert_right(rows_of(tmp_path / f"{name}.parquet"), data.ids if kind == "files" else data.ids(), passes=3)
+
+
+def test_bad_sets_are_left_out_of_all_passes_and_no_store_keeps_several(tmp_path):
+    table, problems = write_bad_table(tmp_path / "table"), []
+    assert encode_sets(make(passes=2), table, tmp_path / "out.parquet", on_bad=problems.append) == 1
+    assert len(problems) == 3
+    assert_right(rows_of(tmp_path / "out.parquet"), ("a",), passes=2)
+    huge = SetDataset([ArraySource(x, id=name) for name, x in (("a", arrays()["a"]), ("huge", torch.full((5, 4), 1e38)))])
+    problems.clear()
+    assert encode_sets(make(passes=2), huge, tmp_path / "huge.parquet", on_bad=problems.append) == 1
+    assert "set 'huge': its elements are finite, and too large" in problems[0]
+    with pytest.raises(DataError, match="'huge'"):
+        encode_sets(make(), huge, tmp_path / "once.parquet")
+    with pytest.raises(ConfigurationError, match="reads its sets 2 times"):
+        encode_sets(make(passes=2), files(), tmp_path / "o.parquet", states=tmp_path / "states.db")
 
 
 def test_the_command_line_encodes(tmp_path):
@@ -256,8 +305,9 @@ def test_rows_of_unknown_sets_are_reported_with_their_place(tmp_path):
     assert any("2.parquet, row group 1" in text and "sets with rows there lack them" in text for text in problems)
 
 
+@pytest.mark.usefixtures("every_set")
 @pytest.mark.parametrize("kind", ["files", "table"])
-def test_a_job_that_goes_on_remembers_what_was_left_out(tmp_path, monkeypatch, kind):
+def test_a_job_that_goes_on_remembers_what_was_left_out(tmp_path, kind):
     class Stop(Exception):
         pass
 
@@ -265,7 +315,6 @@ def test_a_job_that_goes_on_remembers_what_was_left_out(tmp_path, monkeypatch, k
         if done >= (347 if kind == "table" else 2):
             raise Stop
 
-    monkeypatch.setattr(bulk, "COMMIT_ROWS", 1)
     if kind == "table":
         write_bad_table(tmp_path / "table")
         for name in ("2", "3"):

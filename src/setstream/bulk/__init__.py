@@ -1,7 +1,8 @@
-"""Encoding many sets from files and tables, resumable: on this machine, or on Ray Data.
+"""Encoding many sets from files and tables, resumable: on this machine, or on Ray.
 
-encode.py      encode_sets(model, data, out, EncodeOptions(...)); from states to rows of Parquet or HDF5
-partial.py     from blocks of elements to the states of their sets, and the journal, with which a stopped run goes on
+encode.py      encode_sets(model, data, out, EncodeOptions(...)): the passes over the data, and from states to rows
+partial.py     from blocks of elements to the states of their sets, merged many at a time
+journal.py     what is done so far: with it, a stopped run goes on
 ray.py         the engine `ray`
 """
 

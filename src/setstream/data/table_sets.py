@@ -133,9 +133,7 @@ class ParquetSets(SetCollection):
                         yield self._ids(rest, group), self._features(rest, table, group)
                     start, left = max(0, start - batch.num_rows), left - batch.num_rows
             except DataError as error:
-                names: list[str] = []  # the sets that have rows in the row group, unless their ids cannot be read either
-                with suppress(DataError):
-                    names = list(self._rows_of_sets(_open(group.file, self._id_columns), group))
+                names = self.share_ids(Share(group, group.rows, group.rows))  # none, if they cannot be read either
                 yield Ids(names, np.zeros(max(0, left - start), np.int64), group.place), error
                 start = 0
 
@@ -151,8 +149,13 @@ class ParquetSets(SetCollection):
     def shares(self, size: int, skip: Skip) -> list[Share]:
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 
-    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
-        return (Block(ids, features) for ids, features in self._read([share.where]))
+    def read_share(self, share: Share, chunk_size: int, decode_ahead: int) -> Iterator[Block]:
+        return (Block(ids, features) for ids, features in iterate_ahead(self._read([share.where]), decode_ahead))
+
+    def share_ids(self, share: Share) -> list[str]:
+        with suppress(DataError):
+            return list(self._rows_of_sets(_open(share.where.file, self._id_columns), share.where))
+        return []
 
     @cached_property
     def places(self) -> dict[str, list[tuple[Group, Rows]]]:
