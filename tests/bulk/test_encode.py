@@ -348,3 +348,58 @@ def test_a_set_without_a_finite_encoding_does_not_stop_the_others(tmp_path):
     assert "set 'huge'" in problems[0]
     with ss.StateStore(states, encoder) as store:
         assert store.ids() == ["good"]
+
+
+# -- times --------------------------------------------------------------------------------------------------------------
+
+
+def write_events(folder, kind):
+    """Events of three sets over some days, in two files; in several sizes of row groups."""
+    rng, rows = np.random.default_rng(0), 400
+    names, x = rng.choice(["a b", "b", "c"], rows), rng.standard_normal((rows, 4)).astype(np.float32)
+    seconds = rng.integers(-5 * 3600, 90 * 3600, rows) + (0.5 if kind == "float" else 0)
+    times = pa.array(seconds * 10**6, pa.timestamp("us", "UTC")) if kind == "timestamp" else pa.array(seconds)
+    table = pa.table({"set_id": names, "time": times} | {f"f{column}": x[:, column] for column in range(4)})
+    folder.mkdir()
+    for number in range(2):
+        pq.write_table(table.slice(200 * number, 200), folder / f"{number}.parquet", row_group_size=70)
+    return ParquetSets(folder, time_column="time"), names, torch.from_numpy(x), torch.from_numpy(seconds)
+
+
+@pytest.mark.usefixtures("every_set", "without_cluster")
+@pytest.mark.parametrize(("kind", "engine"), [("integer", "local"), ("float", "ray"), ("timestamp", "local")])
+def test_a_time_column_gives_the_tiles_of_a_store_that_is_updated_with_times(tmp_path, kind, engine):
+    data, names, x, seconds = write_events(tmp_path / "events", kind)
+    assert data.columns == ["f0", "f1", "f2", "f3"]
+    options = {"tile": 3600, "states": tmp_path / "states.db", "engine": engine, "chunk_size": 32}
+    assert encode_sets(make(), data, tmp_path / "out.parquet", **options) == 3
+    rows = rows_of(tmp_path / "out.parquet")
+    with ss.StateStore(tmp_path / "states.db", make()) as store, ss.StateStore(tmp_path / "b.db", make(), tile=3600) as other:
+        for name in sorted(set(names)):
+            own = torch.from_numpy(names == name)
+            other.update(name, x[own], time=seconds[own])
+            z = make().encoder([x[own]]).flatten().detach().numpy()
+            np.testing.assert_allclose(rows[name]["z"], z, rtol=1e-4, atol=1e-5)
+            for since, until in ((None, None), (0, 3600), (-7200, 40 * 3600), (36 * 3600, None), (89 * 3600, 91 * 3600)):
+                a, b = store.get(name, since=since, until=until), other.get(name, since=since, until=until)
+                assert int(a.count) == int(b.count)
+                torch.testing.assert_close(store.finalize(a), other.finalize(b), rtol=1e-4, atol=1e-5)
+        everything = "SELECT id, level, tile, count FROM tiles ORDER BY id, level, tile"
+        assert store.rows.query(everything) == other.rows.query(everything)
+
+
+def test_times_and_tiles_come_together(tmp_path):
+    data = write_events(tmp_path / "events", "float")[0]
+    states, out = tmp_path / "states.db", tmp_path / "out.parquet"
+    for options, table in (({}, data), ({"tile": 60, "states": states}, files())):
+        with pytest.raises(ConfigurationError, match="tiles need the time of each element"):
+            encode_sets(make(), table, out, **options)
+    with pytest.raises(ConfigurationError, match="tile= is for a new store"):
+        encode_sets(make(), data, out, tile=60)
+    with pytest.raises(DataError, match="no column of times 'when'"):
+        ParquetSets(tmp_path / "events", time_column="when")
+    bad = pa.table({"set_id": ["a", "b"], "f0": [0.0, 1.0], "time": [1.0, float("nan")]})
+    pq.write_table(bad, tmp_path / "bad.parquet")
+    with pytest.raises(DataError, match="'time' holds NaN"):
+        table = ParquetSets(tmp_path / "bad.parquet", time_column="time")
+        encode_sets(make(), table, out, tile=60, states=states)

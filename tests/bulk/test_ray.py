@@ -4,8 +4,6 @@ Two runs on a real cluster, which starts once; what needs none runs the engine w
 """
 
 import os
-import pickle
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -94,19 +92,6 @@ def test_a_table_gives_the_rows_of_the_local_engine_and_bad_sets_are_named(tmp_p
     assert len(on_ray) == 3
     assert any("1.parquet, row group 1, set 'd'" in text and "NaN" in text for text in on_ray)
     assert any("set 'e'" in text and "2.parquet, row group 1" in text for text in on_ray)
-
-
-@pytest.fixture
-def without_cluster(monkeypatch):
-    """The engine with one worker in this process; what goes to it and comes back is pickled, as on a cluster."""
-
-    def in_order(workers, tasks):
-        for task in tasks:
-            yield pickle.loads(pickle.dumps(workers[0].encode(*pickle.loads(pickle.dumps(task)))))
-
-    monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(1))
-    monkeypatch.setattr(ray, "started", lambda workers, *given: nullcontext([ray.Worker(*given)]))
-    monkeypatch.setattr(ray, "in_order", in_order)
 
 
 @pytest.mark.usefixtures("without_cluster")

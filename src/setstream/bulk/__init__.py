@@ -25,6 +25,7 @@ class EncodeOptions:
     Args:
         what: "representations", "predictions" or "both".
         states: Keep the states, too, in a new StateStore of this name.
+        tile: Keep the states by tiles of so many seconds, too. The data is a table with a `time_column`.
         update: Begin with the states of this store, which is only read. The data are new elements of known or new sets.
         chunk_size: Elements that are encoded at a time.
         engine: "local", or "ray" for a Ray cluster.
@@ -36,6 +37,7 @@ class EncodeOptions:
 
     what: str = "both"
     states: str | Path | None = None
+    tile: float | None = None
     update: str | Path | None = None
     chunk_size: int = 4096
     engine: str = "local"
@@ -49,5 +51,7 @@ class EncodeOptions:
                 raise ConfigurationError(f"unknown {name} {value!r}: choose one of {', '.join(choices)}")
         if self.chunk_size < 1:
             raise ConfigurationError(f"chunk_size must be at least 1; got {self.chunk_size}")
+        if self.tile is not None and (self.states is None or self.update is not None):
+            raise ConfigurationError("tile= is for a new store: name it with states=, and leave update= out")
         if self.update is not None and not Path(self.update).is_file():
             raise ConfigurationError(f"there is no store of earlier states {self.update}")

@@ -34,7 +34,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.digest import digest
 from setstream.states.state import State
-from setstream.stores.store import StateStore
+from setstream.stores.store import Change, StateStore
 
 # Work is committed after this time, or when the states that have changed take this much memory.
 COMMIT_SECONDS, COMMIT_BYTES = 5.0, 2**26
@@ -65,29 +65,35 @@ def encode_sets(
     """
     options, out = replace(options or EncodeOptions(), **changes), Path(out)
     encoder = model.encoder if isinstance(model, SetModel) else model
-    _check(model, encoder, out, options)
+    _check(model, encoder, data, out, options)
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_name(f".{out.name}.journal")
     if options.states is not None and Path(options.states).exists() and not path.exists():
         raise ConfigurationError(f"{options.states} already exists: name a new file for the states")
     fingerprint, update = encoder.empty(1).fingerprint, str(options.update or "")
     facts = digest(json.dumps(data.facts()).encode())  # of the files, or sets in memory: a journal is for no others
-    run = {"encoder": fingerprint, "data": facts, "engine": options.engine, "update": update}
-    journal = Journal(path, encoder, run, on_bad)
+    run = {"encoder": fingerprint, "data": facts, "engine": options.engine, "update": update, "tile": options.tile}
+    journal = Journal(path, encoder, run, on_bad, tiled=options.tile is not None)
     with (ray_engine if options.engine == "ray" else local_engine)(encoder, data, options) as read:
         encode_states(encoder, data, journal, options, progress or (lambda *done: None), read)
     if options.engine == "ray":
         journal.arrange(data.output_order)
     rows = write_rows(model, _with_earlier(journal, encoder, options.update), out, options, journal.skip)
     if options.states is not None:
-        whole = _with_earlier(journal, encoder, options.update)
-        with whole_or_nothing(Path(options.states)) as hidden, StateStore(hidden, model) as store:
-            store.fill(((name, state) for name, state in whole if name not in journal.skipped), journal.skip)
+        whole = (Change(*pair, replace=True) for pair in _with_earlier(journal, encoder, options.update))
+        written = whole if options.tile is None else journal.changes()
+        with whole_or_nothing(Path(options.states)) as hidden, StateStore(hidden, model, tile=options.tile) as store:
+            store.fill((change for change in written if change.id not in journal.skipped), journal.skip)
     journal.delete()
     return rows
 
 
-def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options: EncodeOptions) -> None:
+def _check(model: SetModel | SetEncoder, encoder: SetEncoder, data: SetCollection, out: Path, options: EncodeOptions) -> None:
+    if (options.tile is None) != (data.time_column is None):
+        raise ConfigurationError(
+            f"tiles need the time of each element, and times are used for tiles only; got tile={options.tile} and the column "
+            f"{data.time_column!r}: give both (ParquetSets(..., time_column=), --time and --tile), or neither"
+        )
     if out.suffix not in WRITERS:
         raise ConfigurationError(f"the output must be a {' or '.join(WRITERS)} file; got {out.name!r}")
     if encoder.training:
@@ -129,7 +135,7 @@ def local_engine(encoder: SetEncoder, data: SetCollection, options: EncodeOption
 
     def read(journal: Journal, states: SetStates) -> Iterator[Step]:
         begin = None if journal.number == 1 else journal.begun
-        partial = PartialStates(encoder, options.chunk_size, journal.skip, states, begin)
+        partial = PartialStates(encoder, options.chunk_size, journal.skip, states, begin, options.tile)
         done = journal.position
         for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), journal.skip):
             partial.add(block)

@@ -11,15 +11,16 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
-from setstream.bulk.partial import SetStates
+from setstream.bulk.partial import SetStates, split_name
 from setstream.errors import ConfigurationError, DataError, StateFormatError
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
-from setstream.stores.checks import parse_batch
+from setstream.stores.checks import Change, parse_batch
+from setstream.stores.tiles import merge_rows
 
 BATCH = 256  # states that are read or written at a time
 TABLES = """
@@ -49,12 +50,18 @@ class Journal:
     """States of the sets so far, their position, and the sets that were left out.
 
     `run` identifies the run; `on_bad` is called with the reason for each set left out; without it, such sets are errors.
+    tiled: the states are those of tiles of sets (`tile_name`).
     """
 
     def __init__(
-        self, path: Path, encoder: SetEncoder, run: dict[str, Any], on_bad: Callable[[str], None] | None = None
+        self,
+        path: Path,
+        encoder: SetEncoder,
+        run: dict[str, Any],
+        on_bad: Callable[[str], None] | None = None,
+        tiled: bool = False,
     ) -> None:
-        self.path, self.encoder, self.on_bad = path, encoder, on_bad
+        self.path, self.encoder, self.on_bad, self.tiled = path, encoder, on_bad, tiled
         self.database = sqlite3.connect(path, isolation_level=None)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.executescript(TABLES)
@@ -111,13 +118,15 @@ class Journal:
         """Write states, and what was left out; sets whose sums are not finite are left out, too."""
         if states is not None:
             for name, state in zip(names, states, strict=True) if _faulty(states) else ():
+                name = self._tile(name)[1]
                 if _faulty(state):
                     self.skip(name, f"set {name!r}: its elements are finite, and too large: NaN or infinity in its state")
             insert = "INSERT INTO states (id, state) VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET state = ?2"
             rows = zip(names, states.to("cpu"), strict=True)
             self.database.executemany(insert, ((name, state.to_bytes()) for name, state in rows))
         self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", self._new.items())
-        self.database.execute("DELETE FROM states WHERE id IN (SELECT name FROM skipped)")
+        name = "substr(id, instr(id, ' ') + 1)" if self.tiled else "id"
+        self.database.execute(f"DELETE FROM states WHERE {name} IN (SELECT name FROM skipped)")
 
     def _read(self, names: Sequence[str]) -> tuple[list[str], State | None]:
         """Those of some sets that are there, and their states."""
@@ -154,9 +163,14 @@ class Journal:
     def arrange(self, order: Callable[[list[str]], list[str]]) -> None:
         """Put the sets into another order."""
         names = [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
+        places = {name: place for place, name in enumerate(order([*{self._tile(name)[1] for name in names}]))}
         with self.database:
             self.database.execute("BEGIN IMMEDIATE")
-            self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(order(names)))
+            rows = [(places[self._tile(name)[1]], name) for name in names]
+            self.database.executemany("UPDATE states SET place = ? WHERE id = ?", rows)
+
+    def _tile(self, name: str) -> tuple[int, str]:
+        return split_name(name) if self.tiled else (0, name)
 
     def _batches(self) -> Iterator[tuple[list[str], State]]:
         names = [row[0] for row in self.database.execute("SELECT id FROM states ORDER BY place, rowid").fetchall()]
@@ -167,8 +181,24 @@ class Journal:
 
     def states(self) -> Iterator[tuple[str, State]]:
         """All states, in the order in which their sets first appeared."""
+        if self.tiled:
+            yield from ((change.id, cast(State, change.part)) for change in self.changes())
+            return
         for names, state in self._batches():
             yield from zip(names, state, strict=True)
+
+    def changes(self) -> Iterator[Change]:
+        """For each set, the change that writes its tiles into a store."""
+        sets: dict[str, list[str]] = {}
+        for row in self.database.execute("SELECT id FROM states ORDER BY place, rowid").fetchall():
+            sets.setdefault(self._tile(row[0])[1], []).append(row[0])
+        for name, some in sets.items():
+            tiles: dict[int, State] = {}
+            for start in range(0, len(some), BATCH):
+                known, state = self._read(some[start : start + BATCH])
+                tiles |= {self._tile(one)[0]: part for one, part in zip(known, state or (), strict=True)}
+            whole = merge_rows(State.cat([*tiles.values()]), [0] * len(tiles))
+            yield Change(name, whole, replace=True, tiles=tiles)
 
     def delete(self) -> None:
         self.database.close()

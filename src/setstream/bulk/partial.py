@@ -8,6 +8,7 @@ States of one set add up, wherever they were made; they are finalised once. Many
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from setstream._utils.prefetch import decoded_ahead
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
 from setstream.errors import DataError, NonFiniteError, ShapeError
 from setstream.models.encoder import SetEncoder
+from setstream.models.tiling import tile_numbers
 from setstream.pools.base import AVERAGE, Context
 from setstream.sets.layout import Packed
 from setstream.sets.partition import runs
@@ -73,17 +75,35 @@ class SetStates:
         self.names, self.state, self._waiting, self._rows = list(rows), state, [], 0
 
 
+def tile_name(name: str, tile: int) -> str:
+    """The name of a tile of a set."""
+    return f"{tile} {name}"
+
+
+def split_name(name: str) -> tuple[int, str]:
+    """The tile and the set of a `tile_name`."""
+    tile, _, name = name.partition(" ")
+    return int(tile), name
+
+
 class PartialStates:
     """Adds blocks of elements to `states`; the encoder is in eval mode. `begin` is given in a later pass.
 
+    With a `tile`, the names in `states` are those of tiles of sets (`tile_name`).
     `skip` is called with a set that cannot be read or encoded, and the reason; its entry in `states` is then invalid.
     """
 
     @torch.no_grad()
     def __init__(
-        self, encoder: SetEncoder, chunk_size: int, skip: Skip, states: SetStates | None = None, begin: Begin | None = None
+        self,
+        encoder: SetEncoder,
+        chunk_size: int,
+        skip: Skip,
+        states: SetStates | None = None,
+        begin: Begin | None = None,
+        tile: float | None = None,
     ) -> None:
-        self.encoder, self.chunk_size, self.skip, self.begin = encoder, chunk_size, skip, begin
+        self.encoder, self.chunk_size, self.skip, self.begin, self.tile = encoder, chunk_size, skip, begin, tile
         self.states = SetStates(encoder) if states is None else states
         self.device = encoder.device or torch.device("cpu")
         self._context = encoder.pool.prepare(encoder.empty(1))
@@ -98,22 +118,27 @@ class PartialStates:
                 self.skip(str(ids.place), f"{elements} (sets with rows there lack them)")
             return
         try:
-            self.add_rows(ids, elements)
+            self.add_rows(ids, elements, block.times)
         except BAD:  # find the set: add one by one
             order, position = ids.order(), 0
             for name, length in zip(order.names, order.lengths, strict=True):
                 rows = slice(position, position + length)
-                alone = elements[rows] if order.rows is None else elements[torch.from_numpy(order.rows[rows])]
+                some = rows if order.rows is None else torch.from_numpy(order.rows[rows])
                 try:
-                    self.add_rows(Ids.all(name, length), alone)
+                    self.add_rows(Ids.all(name, length), elements[some], None if block.times is None else block.times[some])
                 except BAD as error:
                     place = ids.place if isinstance(ids.place, str) else ids.place[name]
                     self.skip(name, f"{place}, set {name!r}: {error}".removeprefix(", "))
                 position += length
 
     @torch.no_grad()
-    def add_rows(self, ids: Ids, elements: Tensor) -> None:
+    def add_rows(self, ids: Ids, elements: Tensor, times: Tensor | None = None) -> None:
         """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded together."""
+        if self.tile is not None and times is not None and len(ids):
+            distinct, which = tile_numbers(times, self.tile, Packed(elements, [len(ids)])).unique(return_inverse=True)
+            pairs, codes = np.unique(ids.codes * len(distinct) + which.numpy(), return_inverse=True)
+            tiles = [divmod(pair, len(distinct)) for pair in pairs.tolist()]
+            ids = Ids([tile_name(ids.names[code], int(distinct[number])) for code, number in tiles], codes)
         order, position = ids.order(), 0
         rows = None if order.rows is None else torch.from_numpy(order.rows)
         parts: list[tuple[list[str], State]] = []
@@ -151,14 +176,22 @@ class Encoded(NamedTuple):
 
 
 def encode_share(
-    encoder: SetEncoder, data: SetCollection, share: Share, chunk_size: int, begin: Begin | None = None
+    encoder: SetEncoder,
+    data: SetCollection,
+    share: Share,
+    chunk_size: int,
+    begin: Begin | None = None,
+    tile: float | None = None,
 ) -> Encoded:
     """Encode one share."""
     problems: dict[str, str] = {}
-    partial = PartialStates(encoder, chunk_size, lambda name, reason: problems.update({name: reason} | problems), begin=begin)
+    partial = PartialStates(
+        encoder, chunk_size, lambda name, reason: problems.update({name: reason} | problems), begin=begin, tile=tile
+    )
     for block in data.read_share(share, chunk_size, decoded_ahead(partial.device)):
         partial.add(block)
     partial.states.merge()
-    good = [row for row, name in enumerate(partial.states.names) if name not in problems]
+    names = partial.states.names
+    good = [row for row, name in enumerate(names) if (name if tile is None else split_name(name)[1]) not in problems]
     state = partial.states.state[good] if partial.states.state is not None and good else None
-    return Encoded([partial.states.names[row] for row in good], state, problems)
+    return Encoded([names[row] for row in good], state, problems)

@@ -31,13 +31,13 @@ Begun = tuple[list[str], State | None] | None  # in a later pass, the sets of a 
 class Worker:
     """A process of the cluster: the encoder and the collection, loaded once."""
 
-    def __init__(self, encoder: SetEncoder, data: SetCollection, chunk_size: int) -> None:
+    def __init__(self, encoder: SetEncoder, data: SetCollection, chunk_size: int, tile: float | None) -> None:
         torch.set_num_threads(1)
-        self.encoder, self.data, self.chunk_size = encoder.eval(), data, chunk_size
+        self.encoder, self.data, self.chunk_size, self.tile = encoder.eval(), data, chunk_size, tile
 
     def encode(self, share: Share, begun: Begun) -> Encoded:
         if begun is None:
-            return encode_share(self.encoder, self.data, share, self.chunk_size)
+            return encode_share(self.encoder, self.data, share, self.chunk_size, tile=self.tile)
         known, state = begun
         if state is not None:
             self.encoder.check_state(state)
@@ -110,7 +110,7 @@ def in_order(workers: list[Any], tasks: Iterable[tuple[Share, Begun]]) -> Iterat
 @contextmanager
 def ray_engine(encoder: SetEncoder, data: SetCollection, options: EncodeOptions) -> Iterator[Engine]:
     """The engine whose workers are processes of a Ray cluster."""
-    given = encoder, data, options.chunk_size
+    given = encoder, data, options.chunk_size, options.tile
     with cluster(options.ray_address, options.workers) as size, started(size, *given) as workers:
 
         def read(journal: Journal, states: SetStates) -> Iterator[Step]:

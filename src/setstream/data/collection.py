@@ -63,11 +63,12 @@ class Ids:
 
 
 class Block(NamedTuple):
-    """Some rows: the set of each, and the elements (n, ...), or why they cannot be read."""
+    """Some rows: the set of each, the elements (n, ...), or why they cannot be read, and their times, if there are any."""
 
     ids: Ids
     elements: Tensor | DataError
     position: int | None = None  # reading can continue here after this block
+    times: Tensor | None = None  # (n,), in seconds
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class SetCollection(ABC):
     """Many sets that can be read from beginning to end, or in shares by several processes."""
 
     unit: ClassVar[str]  #: what positions and `total` count
+    time_column: str | None = None  #: the column of the elements' times, of a table
 
     @abstractmethod
     def __iter__(self) -> Iterator[SetSource]:
