@@ -73,7 +73,7 @@ def open_collection(
     if is_table(path):
         return ParquetSets(path, set_column, columns, time_column)
     if (set_column, columns, time_column) != (None, None, None):
-        raise ConfigurationError(f"columns of ids, features and times are those of Parquet and Arrow tables; {path} is not one")
+        raise ConfigurationError(f"columns and their names are options of Parquet and Arrow tables; {path} is not one")
     return SetDataset(_sources(path))
 
 
