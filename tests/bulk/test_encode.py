@@ -13,13 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import setstream as ss
 from setstream.bulk import encode as bulk
 from setstream.bulk.encode import encode_sets
+from setstream.cli.commands import app
 from setstream.data import ArraySource, ParquetSets, SetDataset, dataset
 from setstream.errors import ConfigurationError, DataError, MismatchError
 from setstream.tasks.clustering import Clustering
+from setstream.tasks.loading import open_model
 from setstream.training import TrainConfig, Trainer
 from tests.bulk.builders import SIZES, arrays, assert_right, bad_files, files, make, rows_of, write_bad_table, write_table
 from tests.kills import kill_after
@@ -245,6 +248,15 @@ def test_the_command_line_encodes(tmp_path):
     rows = rows_of(tmp_path / "o.parquet")
     assert {name: row["count"] for name, row in rows.items()} == {"x": 50, "y": 0, "z": 7}
     assert len(rows["x"]["y"]) == 4 + 8 + 8  # weights, means and scales of four components
+    events = {"set_id": ["x", "y", "x"], "f0": [0.1, 0.2, 0.3], "f1": [0.4, 0.5, 0.6], "when": [10, 70, 130]}
+    pq.write_table(pa.table(events), tmp_path / "events.parquet")
+    options = {"columns": "f0,f1", "time": "when", "tile": 60.0, "states": tmp_path / "tiles.db", "device": "cpu"}
+    flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    words = ["encode", tmp_path / "run", tmp_path / "events.parquet", "--out", tmp_path / "t.parquet", *flags]
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    with ss.StateStore(tmp_path / "tiles.db", open_model(str(tmp_path / "run"))) as store:
+        assert [int(store.get("x", since=since, until=since + 60).count) for since in (0, 60, 120)] == [1, 0, 1]
 
 
 def test_two_ranks_agree_with_the_local_engine(tmp_path):
