@@ -9,16 +9,17 @@ import torch
 from torch import nn
 
 import setstream as ss
-from setstream.bulk.partial import encode_share
 from setstream.data import ArraySource, ParquetSets, SetDataset
 
 SIZES = {"a": 300, "b": 1, "c": 0, "d": 47, "e": 120}
 
 
-def make(seed=0):
+def make(seed=0, passes=1):
     torch.manual_seed(seed)
-    phi = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
-    return ss.SetModel(ss.SetEncoder(phi, ss.UMBC(8, num_slots=2, heads=2)), nn.Linear(8, 3)).eval()
+    phi, pool = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), ss.UMBC(8, num_slots=2, heads=2)
+    later = [ss.UMBC(8, num_slots=2, slots="given", activation="slot-softmax") for _ in range(1, passes)]
+    pool = ss.MultiPass([pool, *later], between=[nn.Linear(8, 8) for _ in later]) if later else pool
+    return ss.SetModel(ss.SetEncoder(phi, pool), nn.Linear(8, 3)).eval()
 
 
 def arrays():
@@ -50,8 +51,8 @@ def rows_of(path):
     return {row["id"]: row for row in pq.read_table(path).to_pylist()}
 
 
-def assert_right(rows, names=tuple(SIZES)):
-    model = make()
+def assert_right(rows, names=tuple(SIZES), passes=1):
+    model = make(passes=passes)
     assert set(rows) == set(names)
     for name in names:
         z = model.encoder([arrays()[name]])
@@ -86,15 +87,3 @@ def bad_files():
     bad = x["d"].clone()
     bad[30] = float("nan")
     return SetDataset([ArraySource(x["a"], id="a"), ArraySource(bad, id="d")])
-
-
-def sums(encoder, data, shares, chunk_size):
-    """What `ray_states` gives, without Ray."""
-    totals, problems = {}, {}
-    for share in shares:
-        states, bad = encode_share(encoder, data, share, chunk_size)
-        problems |= bad
-        for name, state in states.items():
-            totals[name] = totals[name] + state if name in totals else state
-    yield from ((name, state, "") for name, state in totals.items() if name not in problems)
-    yield from ((name, None, reason) for name, reason in problems.items())

@@ -6,21 +6,31 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from setstream.bulk.partial import PartialStates
+from setstream.bulk.partial import PartialStates, SetStates, encode_share
 from setstream.data import ParquetSets
 from setstream.data.collection import Block, Ids
 from setstream.data.formats import table as table_format
-from tests.bulk.builders import SIZES, arrays, files, make, sums, write_table
+from tests.bulk.builders import SIZES, arrays, files, make, write_table
 
 
 def skip_none(name, reason):
     raise AssertionError(f"{name}: {reason}")
 
 
+def by_name(states):
+    states.merge()
+    return dict(zip(states.names, states.state, strict=True))
+
+
 def test_any_cut_into_shares_sums_to_the_same(tmp_path):
     encoder = make().encoder
     for data in (files(), write_table(tmp_path / "table")):
-        for name, state, _ in sums(encoder, data, data.shares(19, skip_none), 7):
+        states = SetStates(encoder)
+        for share in data.shares(19, skip_none):
+            encoded = encode_share(encoder, data, share, 7)
+            assert set(encoded.names) == set(data.share_ids(share))
+            states.add(encoded.names, encoded.state)
+        for name, state in by_name(states).items():
             assert int(state.count) == SIZES[name]
             torch.testing.assert_close(encoder.finalize(state), encoder([arrays()[name]]), rtol=1e-4, atol=1e-5)
 
@@ -32,8 +42,9 @@ def test_rows_of_many_sets_become_their_states():
     for chunk in (1, 2, 100):
         partial = PartialStates(encoder, chunk, skip_none)
         partial.add(Block(ids, x))
+        states = by_name(partial.states)
         for name, rows in (("a", [1, 3, 4]), ("b", [0, 2])):
-            torch.testing.assert_close(encoder.finalize(partial.states[name]), encoder(x[None, rows]), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(encoder.finalize(states[name]), encoder(x[None, rows]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -56,8 +67,9 @@ def test_a_table_read_in_small_batches_is_the_same_table(tmp_path, monkeypatch, 
     partial = PartialStates(encoder, 1000, skip_none)
     for block in data.blocks(0, 1000, 2, skip_none):
         partial.add(block)
-    assert len(partial.states) == 7
-    for name, state in partial.states.items():
+    states = by_name(partial.states)
+    assert len(states) == 7
+    for name, state in states.items():
         own = torch.from_numpy(x[names == name])
         assert torch.equal(data.source(name).tensor(), own)
         assert torch.equal(data.source(name).read(300, 301), own[300:301])

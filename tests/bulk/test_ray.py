@@ -1,10 +1,9 @@
 """The engine `ray`: the same rows as the local engine, though workers die and sets are bad.
 
-Two runs on a real cluster, which starts once; what needs none runs the rounds of the engine without it.
+Two runs on a real cluster, which starts once; what needs none runs the engine without it.
 """
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 import setstream as ss
+from setstream.bulk import encode as bulk
 from setstream.bulk import ray
 from setstream.bulk.encode import encode_sets
 from setstream.bulk.ray import cluster
@@ -25,7 +25,6 @@ from tests.bulk.builders import (
     files,
     make,
     rows_of,
-    sums,
     write_bad_table,
     write_table,
 )
@@ -72,6 +71,8 @@ def test_files_give_the_rows_of_the_local_engine_though_a_worker_dies(tmp_path, 
     rows = rows_of(tmp_path / "ray.parquet")
     assert_same(rows_of(tmp_path / "local.parquet"), rows)
     assert {name: row["count"] for name, row in rows.items()} == SIZES
+    encode_sets(make(passes=2), files(), tmp_path / "twice.parquet", engine="ray", workers=2)
+    assert_right(rows_of(tmp_path / "twice.parquet"), passes=2)
 
 
 @pytest.mark.xdist_group("ray")
@@ -93,40 +94,35 @@ def test_a_table_gives_the_rows_of_the_local_engine_and_bad_sets_are_named(tmp_p
     assert any("set 'e'" in text and "2.parquet, row group 1" in text for text in on_ray)
 
 
+@pytest.mark.usefixtures("without_cluster")
+@pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("kind", ["files", "table"])
-def test_a_killed_ray_job_goes_on_after_its_last_round(tmp_path, monkeypatch, kind):
-    """Rounds and journal are those of the engine; the sums of a round are made here, without a cluster."""
-    asked = []
+def test_a_killed_ray_job_goes_on_after_its_last_commit(tmp_path, monkeypatch, kind, passes):
+    """It is cut off after three shares of its last pass."""
+    asked, whole = [], ray.in_order
 
-    def local_sums(encoder, data, work, workers, chunk_size):
-        asked.append(len(work))
-        if len(asked) == 2:
-            yield "a", make().encoder.empty(1), ""
-            raise KeyboardInterrupt  # in the middle of a round
-        yield from sums(encoder, data, work, chunk_size)
+    def cut_off(workers, tasks):
+        tasks = list(tasks)
+        asked.append(len(tasks))
+        yield from whole(workers, tasks[:3] if len(asked) == passes else tasks)
+        if len(asked) == passes:
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(ray, "ray_states", local_sums)
-    monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
-    monkeypatch.setattr(ray, "ROUND", 2)
+    monkeypatch.setattr(ray, "in_order", cut_off)
+    monkeypatch.setattr(bulk, "COMMIT_SECONDS", 0)
+    monkeypatch.setattr(ray, "SHARE", 64)
     data = write_table(tmp_path / "table") if kind == "table" else files()
     with pytest.raises(KeyboardInterrupt):
-        encode_sets(make(), data, tmp_path / "out.parquet", engine="ray")
-    encode_sets(make(), data, tmp_path / "out.parquet", engine="ray")
-    shares = data.shares(ray.SHARE, lambda name, reason: None)
-    assert sum(asked) == len(shares) + asked[1]  # only the round that was cut off is done again
+        encode_sets(make(passes=passes), data, tmp_path / "out.parquet", engine="ray")
+    encode_sets(make(passes=passes), data, tmp_path / "out.parquet", engine="ray")
+    assert asked == [asked[0]] * passes + [asked[0] - 3]  # what was committed is not done again
     rows = rows_of(tmp_path / "out.parquet")
-    assert_right(rows, ("a", "b", "d", "e") if kind == "table" else tuple(SIZES))
+    assert_right(rows, ("a", "b", "d", "e") if kind == "table" else tuple(SIZES), passes)
     assert list(rows) == (sorted(rows) if kind == "table" else data.ids)
 
 
-def test_ray_leaves_out_bad_files_and_names_them(tmp_path, monkeypatch):
-    """The engine's rounds and journal, without a cluster."""
-
-    def local_sums(encoder, data, work, workers, chunk_size):
-        yield from sums(encoder, data, work, chunk_size)
-
-    monkeypatch.setattr(ray, "ray_states", local_sums)
-    monkeypatch.setattr(ray, "cluster", lambda address, workers: nullcontext(2))
+@pytest.mark.usefixtures("without_cluster")
+def test_ray_leaves_out_bad_files_and_names_them(tmp_path):
     (tmp_path / "cut.npy").write_bytes(b"cut off")
     data = SetDataset([*bad_files().sources, NpySource(tmp_path / "cut.npy")])
     with pytest.raises(DataError, match="cut.npy: cannot be read"):

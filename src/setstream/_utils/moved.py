@@ -22,7 +22,7 @@ OLD_AND_NEW = """
     places=_utils.import_path pool=pools.base pools.block_sums=.kernels.block_sums pools.shared_rows=.kernels.shared_rows
     pools.weighted_sums=.kernels.weighted_sums pretrained=models.pretrained pure=models.functional report.animation=.page
     report.clustering=tasks.clustering.task report.completion=tasks.completion.task report.documents=tasks.documents.task
-    report.plotting=.page report.streams=tasks.clustering.task scale=bulk scale.bulk=bulk.encode scale.journal=bulk.partial
+    report.plotting=.page report.streams=tasks.clustering.task scale=bulk scale.bulk=bulk.encode scale.journal=bulk.journal
     scale.partial=bulk.partial scale.ray=bulk.ray scale.rows=bulk.encode scale.scatter=sets.chunks serve.live=.service
     serve.log=.app serve.metrics=.guard serve.playground.clusters=.tabs serve.playground.messages=.tabs
     serve.playground.pictures=.tabs serve.problems=.answers serve.run=.app serve.watching=.routes state=states.state

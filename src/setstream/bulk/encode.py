@@ -3,14 +3,15 @@
     rows: id, count, z (representation), y (prediction)                  Parquet or HDF5
     states, if requested: a StateStore, to which later elements are added without reading the earlier ones again
 
-Work in progress is in a journal beside the output (SQLite). A set's state, or those that some rows of a table changed, are
-committed together with the position: whenever the process is killed, the next run continues with no row missing and none
-doubled. The output is written at the end, under another name, and renamed.
+Work in progress is in a journal beside the output (`journal.py`). States are committed together with the position: whenever the
+process is killed, the next run continues with no row missing and none doubled. A model with several passes reads the data once
+for each. The output is written at the end, under another name, and renamed.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,18 +25,19 @@ from setstream._utils.atomic import whole_or_nothing
 from setstream._utils.optional import need
 from setstream._utils.prefetch import decoded_ahead
 from setstream.bulk import EncodeOptions, Progress
-from setstream.bulk.partial import Journal, PartialStates
-from setstream.bulk.ray import encode_on_ray
+from setstream.bulk.journal import Engine, Journal, Step
+from setstream.bulk.partial import PartialStates, SetStates
+from setstream.bulk.ray import ray_engine
 from setstream.data.collection import SetCollection, Skip
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.digest import digest
 from setstream.states.state import State
-from setstream.stores.store import StateStore
+from setstream.stores.store import Change, StateStore
 
-# Work is committed after this many rows, when this many sets have changed, or when a set is complete.
-COMMIT_ROWS, COMMIT_SETS = 2**20, 2**12
+# Work is committed after this time, or when the states that have changed take this much memory.
+COMMIT_SECONDS, COMMIT_BYTES = 5.0, 2**26
 BATCH = 256  # sets whose rows are made at a time
 
 
@@ -63,54 +65,84 @@ def encode_sets(
     """
     options, out = replace(options or EncodeOptions(), **changes), Path(out)
     encoder = model.encoder if isinstance(model, SetModel) else model
-    _check(model, encoder, out, options)
+    _check(model, encoder, data, out, options)
     out.parent.mkdir(parents=True, exist_ok=True)
     path = out.with_name(f".{out.name}.journal")
     if options.states is not None and Path(options.states).exists() and not path.exists():
         raise ConfigurationError(f"{options.states} already exists: name a new file for the states")
     fingerprint, update = encoder.empty(1).fingerprint, str(options.update or "")
     facts = digest(json.dumps(data.facts()).encode())  # of the files, or sets in memory: a journal is for no others
-    journal = Journal(path, {"encoder": fingerprint, "data": facts, "engine": options.engine, "update": update}, on_bad)
-    engine = encode_on_ray if options.engine == "ray" else encode_locally
-    engine(encoder, data, journal, options, progress or (lambda *done: None))
+    run = {"encoder": fingerprint, "data": facts, "engine": options.engine, "update": update, "tile": options.tile}
+    journal = Journal(path, encoder, run, on_bad, tiled=options.tile is not None)
+    with (ray_engine if options.engine == "ray" else local_engine)(encoder, data, options) as read:
+        encode_states(encoder, data, journal, options, progress or (lambda *done: None), read)
+    if options.engine == "ray":
+        journal.arrange(data.output_order)
     rows = write_rows(model, _with_earlier(journal, encoder, options.update), out, options, journal.skip)
     if options.states is not None:
-        whole = _with_earlier(journal, encoder, options.update)
-        with whole_or_nothing(Path(options.states)) as hidden, StateStore(hidden, model) as store:
-            store.fill(((name, state) for name, state in whole if name not in journal.skipped), journal.skip)
+        whole = (Change(*pair, replace=True) for pair in _with_earlier(journal, encoder, options.update))
+        written = whole if options.tile is None else journal.changes()
+        with whole_or_nothing(Path(options.states)) as hidden, StateStore(hidden, model, tile=options.tile) as store:
+            store.fill((change for change in written if change.id not in journal.skipped), journal.skip)
     journal.delete()
     return rows
 
 
-def _check(model: SetModel | SetEncoder, encoder: SetEncoder, out: Path, options: EncodeOptions) -> None:
+def _check(model: SetModel | SetEncoder, encoder: SetEncoder, data: SetCollection, out: Path, options: EncodeOptions) -> None:
+    if (options.tile is None) != (data.time_column is None):
+        raise ConfigurationError(
+            f"tiles need the time of each element, and times are used for tiles only; got tile={options.tile} and the column "
+            f"{data.time_column!r}: give both (ParquetSets(..., time_column=), --time and --tile), or neither"
+        )
     if out.suffix not in WRITERS:
         raise ConfigurationError(f"the output must be a {' or '.join(WRITERS)} file; got {out.name!r}")
     if encoder.training:
         raise ConfigurationError("a model in training mode draws its slots anew for every set: call model.eval() first")
     if options.what == "predictions" and not isinstance(model, SetModel):
         raise ConfigurationError("an encoder alone makes no predictions: choose what='representations'")
-    encoder.check_one_pass("bulk encoding, which reads the data once")
+    if options.states is not None or options.update is not None:
+        encoder.check_one_pass("states= and update=: a store keeps states and not elements")
     if options.engine == "ray" and encoder.pool.refuse_chunks(options.chunks):
         raise encoder.pool.inconsistent()  # any worker may get any part of a set
     need("pyarrow" if out.suffix == ".parquet" else "h5py")
 
 
-def encode_locally(encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, show: Progress) -> None:
-    """Add all elements after the journal's position to the states in the journal."""
-    partial = PartialStates(encoder, options.chunk_size, journal.skip, options.chunks, journal.state)
-    elements = uncommitted = 0
-    done = journal.position
-    for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), journal.skip):
-        partial.add(block)
-        elements, uncommitted = elements + len(block.ids), uncommitted + len(block.ids)
-        if block.position is not None:
-            done = block.position
-            if block.final or uncommitted >= COMMIT_ROWS or len(partial.states) >= COMMIT_SETS:
-                journal.commit(partial.states.items(), done)
-                partial.states.clear()
-                uncommitted = 0
-        show(elements, done)
-    journal.commit(partial.states.items(), done)
+def encode_states(
+    encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, show: Progress, read: Engine
+) -> None:
+    """Add all elements after the journal's position to the states in the journal, in this pass and in those that follow."""
+    elements, total = 0, data.total() if encoder.passes > 1 else 0
+    while True:
+        states, committed, position = SetStates(encoder, options.chunks), time.monotonic(), journal.position
+        before = total * (journal.number - 1)
+        for step in read(journal, states):
+            elements += step.elements
+            if step.position is not None:
+                position = step.position
+                if states.nbytes >= COMMIT_BYTES or time.monotonic() - committed >= COMMIT_SECONDS:
+                    journal.commit(states, position)
+                    committed = time.monotonic()
+            show(elements, before + step.units)
+        journal.commit(states, position)
+        if journal.number == encoder.passes:
+            return
+        journal.next_pass()
+
+
+@contextmanager
+def local_engine(encoder: SetEncoder, data: SetCollection, options: EncodeOptions) -> Iterator[Engine]:
+    """The engine that reads and computes in this process."""
+
+    def read(journal: Journal, states: SetStates) -> Iterator[Step]:
+        begin = None if journal.number == 1 else journal.begun
+        partial = PartialStates(encoder, options.chunk_size, journal.skip, states, begin, options.tile)
+        done = journal.position
+        for block in data.blocks(done, options.chunk_size, decoded_ahead(partial.device), journal.skip):
+            partial.add(block)
+            done = done if block.position is None else block.position
+            yield Step(len(block.ids), block.position, done)
+
+    yield read
 
 
 def _with_earlier(journal: Journal, encoder: SetEncoder, update: str | Path | None) -> Iterator[tuple[str, State]]:

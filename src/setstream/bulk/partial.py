@@ -1,55 +1,112 @@
 """Partial states: what each engine computes from some of the elements.
 
-    blocks of a share  ->  {set id: state of the share's elements}          in any process, in any order
+    blocks of a share  ->  names of sets, and one state that holds a row for each          in any process, in any order
 
-States of one set add up, wherever they were made; they are finalised once. A run keeps them in a journal: what is done, and the
-position it belongs to, committed together. Whenever the process is killed, the next run finds them as one commit left them.
+States of one set add up, wherever they were made; they are finalised once. Many rows are merged in one step.
 """
 
-import json
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from setstream._utils.prefetch import decoded_ahead
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip
-from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
+from setstream.errors import DataError, NonFiniteError, ShapeError
 from setstream.models.encoder import SetEncoder
-from setstream.pools.base import AVERAGE
+from setstream.models.tiling import tile_numbers
+from setstream.pools.base import AVERAGE, Context
 from setstream.sets.layout import Packed
 from setstream.sets.partition import runs
 from setstream.states.state import State
+from setstream.stores.tiles import merge_rows
 
-MERGED_TOGETHER = 256  # sets whose states are merged in one step: states of this many are in memory twice
-Earlier = Callable[[str], State | None]
-Encoded = tuple[dict[str, State], dict[str, str]]
+# Rows that wait until they are merged: fewer, if they take more bytes than this.
+WAITING_ROWS, WAITING_BYTES = 256, 2**24
 BAD = (DataError, NonFiniteError, ShapeError)  # errors of a single set
-TABLES = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS states (id TEXT PRIMARY KEY, place INTEGER NOT NULL, count INTEGER NOT NULL, state BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS skipped (name TEXT PRIMARY KEY, reason TEXT NOT NULL);
-"""
+#: From the names of sets to the states with which a later pass over them begins.
+Begin = Callable[[Sequence[str]], State]
+
+
+class SetStates:
+    """The states of sets by name. What is added waits, and is merged with the rest many rows at a time."""
+
+    @torch.no_grad()
+    def __init__(self, encoder: SetEncoder, chunks: str | None = AVERAGE) -> None:
+        self.pool, self.one_chunk = encoder.pool, encoder.pool.refuse_chunks(chunks)
+        self.row_bytes = encoder.empty(1).nbytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all states."""
+        self.names: list[str] = []  #: the sets that are merged
+        self.state: State | None = None  #: a row for each of them
+        self._waiting: list[tuple[Sequence[str], State]] = []
+        self._rows = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of the merged states; others do not take more."""
+        return len(self.names) * self.row_bytes
+
+    def add(self, names: Sequence[str], state: State) -> None:
+        """Add a row for each of some names; a name may come more than once."""
+        self._waiting.append((names, state))
+        self._rows += len(names)
+        if self._rows >= max(len(self.names), min(WAITING_ROWS, WAITING_BYTES // self.row_bytes)):
+            self.merge()
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge what waits: `names` and `state` then hold everything."""
+        if not self._waiting:
+            return
+        state = State.cat([one for _, one in self._waiting]).widened()
+        names = [*self.names, *(name for some, _ in self._waiting for name in some)]
+        rows = {name: row for row, name in enumerate(dict.fromkeys(names))}
+        owner = [rows[name] for name in names]
+        state = state if self.state is None else State.cat([self.state, state])
+        if len(rows) < len(names):
+            if self.one_chunk and bool((torch.bincount(torch.tensor(owner)[state.count.cpu() > 0]) > 1).any()):
+                raise self.pool.inconsistent()
+            state = merge_rows(state, owner)
+        self.names, self.state, self._waiting, self._rows = list(rows), state, [], 0
+
+
+def tile_name(name: str, tile: int) -> str:
+    """The name of a tile of a set."""
+    return f"{tile} {name}"
+
+
+def split_name(name: str) -> tuple[int, str]:
+    """The tile and the set of a `tile_name`."""
+    tile, _, name = name.partition(" ")
+    return int(tile), name
 
 
 class PartialStates:
-    """The states of sets, to which blocks of elements are added; `encoder` is in eval mode, `chunks` as in its `update`.
+    """Adds blocks of elements to `states`; the encoder is in eval mode. `begin` is given in a later pass.
 
+    With a `tile`, the names in `states` are those of tiles of sets (`tile_name`).
     `skip` is called with a set that cannot be read or encoded, and the reason; its entry in `states` is then invalid.
-    `earlier` gives the state that a set has before its first elements here; None if there is none.
     """
 
     @torch.no_grad()
     def __init__(
-        self, encoder: SetEncoder, chunk_size: int, skip: Skip, chunks: str | None = AVERAGE, earlier: Earlier | None = None
+        self,
+        encoder: SetEncoder,
+        chunk_size: int,
+        skip: Skip,
+        states: SetStates | None = None,
+        begin: Begin | None = None,
+        tile: float | None = None,
     ) -> None:
-        self.encoder, self.chunk_size, self.skip, self.chunks, self.earlier = encoder, chunk_size, skip, chunks, earlier
-        self.states: dict[str, State] = {}
+        self.encoder, self.chunk_size, self.skip, self.begin, self.tile = encoder, chunk_size, skip, begin, tile
+        self.states = SetStates(encoder) if states is None else states
         self.device = encoder.device or torch.device("cpu")
-        self._blank = encoder.empty(1)
-        self._context = encoder.pool.prepare(self._blank)
+        self._context = encoder.pool.prepare(encoder.empty(1))
 
     def add(self, block: Block) -> None:
         """Add the elements of a block; sets whose elements cannot be read or encoded go to `skip`."""
@@ -58,148 +115,83 @@ class PartialStates:
             for name in ids.names:
                 self.skip(name, f"set {name!r}: {elements}")
             if not ids.names:
-                self.skip(ids.place, f"{elements} (sets with rows there lack them)")
+                self.skip(str(ids.place), f"{elements} (sets with rows there lack them)")
             return
         try:
-            self.add_rows(ids, elements)
+            self.add_rows(ids, elements, block.times)
         except BAD:  # find the set: add one by one
             order, position = ids.order(), 0
-            place = f"{ids.place}, " if ids.place else ""
             for name, length in zip(order.names, order.lengths, strict=True):
                 rows = slice(position, position + length)
-                alone = elements[rows] if order.rows is None else elements[torch.from_numpy(order.rows[rows])]
+                some = rows if order.rows is None else torch.from_numpy(order.rows[rows])
                 try:
-                    self.add_rows(Ids.all(name, length), alone)
+                    self.add_rows(Ids.all(name, length), elements[some], None if block.times is None else block.times[some])
                 except BAD as error:
-                    self.skip(name, f"{place}set {name!r}: {error}")
+                    place = ids.place if isinstance(ids.place, str) else ids.place[name]
+                    self.skip(name, f"{place}, set {name!r}: {error}".removeprefix(", "))
                 position += length
 
     @torch.no_grad()
-    def add_rows(self, ids: Ids, elements: Tensor) -> None:
-        """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded and merged together."""
-        encoder, order = self.encoder, ids.order()
-        if len(order.names) == 1:  # without `State.cat`: a file is read in blocks of one set
-            state = self._before(order.names[0])
-            for chunk in elements.split(self.chunk_size) if len(elements) else ():
-                state = encoder.update(state, chunk.unsqueeze(0).to(self.device), chunks=self.chunks)
-            self.states[order.names[0]] = state
-            return
+    def add_rows(self, ids: Ids, elements: Tensor, times: Tensor | None = None) -> None:
+        """Add elements (n, ...) of several sets, or none if it raises; small sets are encoded together."""
+        if self.tile is not None and times is not None and len(ids):
+            distinct, which = tile_numbers(times, self.tile, Packed(elements, [len(ids)])).unique(return_inverse=True)
+            pairs, codes = np.unique(ids.codes * len(distinct) + which.numpy(), return_inverse=True)
+            tiles = [divmod(pair, len(distinct)) for pair in pairs.tolist()]
+            ids = Ids([tile_name(ids.names[code], int(distinct[number])) for code, number in tiles], codes)
+        order, position = ids.order(), 0
         rows = None if order.rows is None else torch.from_numpy(order.rows)
-
-        def absorb(start: int, lengths: list[int]) -> State:
-            stop = start + sum(lengths)
-            chunk = elements[start:stop] if rows is None else elements.index_select(0, rows[start:stop])
-            return encoder.absorb(self._blank, self._context, Packed(chunk.to(self.device), lengths))
-
-        position = merged = 0
-        waiting: list[State] = []
-        changed: dict[str, State] = {}
+        parts: list[tuple[list[str], State]] = []
         for run in runs(order.lengths, self.chunk_size):
-            lengths, last = order.lengths[run], run.stop
-            if len(lengths) == 1:  # a large set by itself, chunk by chunk
-                if lengths[0] > self.chunk_size and encoder.pool.refuse_chunks(self.chunks):
-                    raise encoder.pool.inconsistent()
-                starts = range(0, lengths[0], self.chunk_size)
-                parts = (absorb(position + start, [min(self.chunk_size, lengths[0] - start)]) for start in starts)
-                waiting.append(sum(parts, self._blank))
-            else:
-                waiting.append(absorb(position, lengths))
+            names, lengths, start = order.names[run], order.lengths[run], position
             position += sum(lengths)
-            if last - merged >= MERGED_TOGETHER or last == len(order.names):
-                names, merged = order.names[merged:last], last
-                before = State.cat([self._before(name) for name in names])
-                changed.update(zip(names, encoder.merge(before, State.cat(waiting), chunks=self.chunks), strict=True))
-                waiting = []
-        self.states.update(changed)
+            begun, context = self._begun(names)
+            if position == start:
+                parts.append((names, self.encoder.empty(len(names)) if self.begin is None else begun))
+            elif position - start > self.chunk_size and self.states.one_chunk:
+                raise self.encoder.pool.inconsistent()
+            for low in range(start, position, self.chunk_size):  # more than one chunk only of a large set by itself
+                high = min(low + self.chunk_size, position)
+                chunk = elements[low:high] if rows is None else elements.index_select(0, rows[low:high])
+                packed = Packed(chunk.to(self.device), lengths if len(lengths) > 1 else [high - low])
+                parts.append((names, self.encoder.absorb(begun, context, packed)))
+        for part in parts:
+            self.states.add(*part)
 
-    def _before(self, name: str) -> State:
-        if name in self.states:
-            return self.states[name]
-        state = None if self.earlier is None else self.earlier(name)
-        return self._blank if state is None else state.to(self.device)
+    def _begun(self, names: list[str]) -> tuple[State, Context]:
+        """The states without elements that some sets begin with, and the context of the pass."""
+        if self.begin is not None:
+            begun = self.begin(names)
+            return begun, self.encoder.pool.prepare(begun)
+        nothing = torch.zeros(len(names), dtype=torch.int64, device=self.device)
+        return State({}, nothing, self.encoder.origin), self._context
 
 
-def encode_share(encoder: SetEncoder, data: SetCollection, share: Share, chunk_size: int) -> Encoded:
+class Encoded(NamedTuple):
     """The states of the sets that a share has elements of; and the sets that cannot be encoded, with the reason."""
+
+    names: list[str]
+    state: State | None
+    problems: dict[str, str]
+
+
+def encode_share(
+    encoder: SetEncoder,
+    data: SetCollection,
+    share: Share,
+    chunk_size: int,
+    begin: Begin | None = None,
+    tile: float | None = None,
+) -> Encoded:
+    """Encode one share."""
     problems: dict[str, str] = {}
-    partial = PartialStates(encoder, chunk_size, lambda name, reason: problems.update({name: problems.get(name, reason)}))
-    for block in data.read_share(share, chunk_size):
+    partial = PartialStates(
+        encoder, chunk_size, lambda name, reason: problems.update({name: reason} | problems), begin=begin, tile=tile
+    )
+    for block in data.read_share(share, chunk_size, decoded_ahead(partial.device)):
         partial.add(block)
-    return {name: state for name, state in partial.states.items() if name not in problems}, problems
-
-
-class Journal:
-    """States of finished sets (or of all sets of a table so far), their position, and the sets that were left out.
-
-    `run` identifies the run; `on_bad` is called with the reason for each set left out; without it, such sets are errors.
-    """
-
-    def __init__(self, path: Path, run: dict[str, Any], on_bad: Callable[[str], None] | None = None) -> None:
-        self.path, self.on_bad = path, on_bad
-        self.database = sqlite3.connect(path, isolation_level=None)
-        self.database.execute("PRAGMA journal_mode = WAL")
-        self.database.executescript(TABLES)
-        self.database.execute("INSERT OR IGNORE INTO meta VALUES ('job', ?)", (json.dumps(run),))
-        if json.loads(before := self._meta("job")) != run:
-            raise ConfigurationError(f"{path} is the journal of another run ({before}); finish that run, or delete the journal")
-        #: The sets that are left out, and why; and those since the last commit.
-        self.skipped: dict[str, str] = dict(self.database.execute("SELECT name, reason FROM skipped ORDER BY rowid"))
-        self._new: dict[str, str] = {}
-        for reason in self.skipped.values():
-            if on_bad is None:
-                advice = "Leave them out again (on_bad, --skip-bad), or delete the journal beside the output to begin anew"
-                raise DataError(f"an earlier run left out sets, like: {reason}. {advice}")
-            on_bad(reason)
-
-    def skip(self, name: str, reason: str) -> None:
-        if self.on_bad is None:
-            raise DataError(reason)
-        if name not in self.skipped:
-            self.on_bad(reason)
-            self.skipped[name] = self._new[name] = reason
-
-    def _meta(self, key: str) -> str:
-        row = self.database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return "0" if row is None else str(row[0])
-
-    def commit(self, states: Iterable[tuple[str, State]], position: int) -> None:
-        """Write states, how much is done after them, and what was left out, all or nothing.
-
-        States may be computed one by one while they are written, and leave out sets.
-        """
-        with self.database:  # rolls back after an error
-            write = self.database.execute
-            write("BEGIN IMMEDIATE")
-            count = write("SELECT COUNT(*) FROM states").fetchone()[0]
-            insert = "INSERT INTO states VALUES (?1, ?2, ?3, ?4) ON CONFLICT (id) DO UPDATE SET count = ?3, state = ?4"
-            for number, (name, state) in enumerate(states, count):
-                write(insert, (name, number, int(state.count), state.to_bytes()))
-            self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", self._new.items())
-            write("DELETE FROM states WHERE id IN (SELECT name FROM skipped)")
-            write("INSERT OR REPLACE INTO meta VALUES ('position', ?)", (str(position),))
-        self._new = {}
-
-    def arrange(self, order: Callable[[list[str]], list[str]]) -> None:
-        names = [str(row[0]) for row in self.database.execute("SELECT id FROM states ORDER BY id")]
-        with self.database:
-            self.database.execute("BEGIN IMMEDIATE")
-            self.database.executemany("UPDATE states SET place = ? WHERE id = ?", enumerate(order(names)))
-
-    @property
-    def position(self) -> int:
-        """How many sets, or rows of a table, are done."""
-        return int(self._meta("position"))
-
-    def state(self, name: str) -> State | None:
-        row = self.database.execute("SELECT state FROM states WHERE id = ?", (name,)).fetchone()
-        return None if row is None else State.from_bytes(row[0])
-
-    def states(self) -> Iterator[tuple[str, State]]:
-        """All states, in the order in which their sets first appeared."""
-        for name, blob in self.database.execute("SELECT id, state FROM states ORDER BY place"):
-            yield name, State.from_bytes(blob)
-
-    def delete(self) -> None:
-        self.database.close()
-        for file in (self.path, *self.path.parent.glob(f"{self.path.name}-*")):
-            file.unlink(missing_ok=True)
+    partial.states.merge()
+    names = partial.states.names
+    good = [row for row, name in enumerate(names) if (name if tile is None else split_name(name)[1]) not in problems]
+    state = partial.states.state[good] if partial.states.state is not None and good else None
+    return Encoded([names[row] for row in good], state, problems)

@@ -1,47 +1,55 @@
-"""Bulk encoding on Ray Data: partial states for each share of the elements, one commutative sum for each set id.
+"""Bulk encoding on Ray: the states of each share of the elements, added up here.
 
-    shares --map, any worker--> (id, state of a share) --group by id, sum--> (id, state of the set)
+    shares --any worker--> (ids, states of a share) --in order--> the journal
 
-A set may span any number of shares and machines. Ray repeats the work of a lost worker; the result stays the same. The sums go
-from Ray's blocks into the journal one by one: this process never holds all of them.
+A set may span any number of shares and machines. The states of a share travel as one state, with one tensor for all of its
+sets. Ray repeats the work of a lost worker; the result stays the same.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from setstream._utils.optional import need
-from setstream.bulk import EncodeOptions, Progress
-from setstream.bulk.partial import Journal, encode_share
+from setstream.bulk import EncodeOptions
+from setstream.bulk.journal import Engine, Journal, Step
+from setstream.bulk.partial import Encoded, SetStates, encode_share
 from setstream.data.collection import SetCollection, Share
+from setstream.errors import DataError
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
 
-SHARE = 2**18  # elements in a share of a set that has a file of its own; of a table, a row group is a share
-ROUND = 4096  # shares between two commits
+SHARE = 2**18  # elements in a share of sets that have files of their own; of a table, a row group is a share
+# Shares that a worker has at a time, one of them waiting; results per worker that may wait; repetitions of a share.
+AT_A_TIME, RESULTS, REPEATED = 2, 16, 3
+Begun = tuple[list[str], State | None] | None  # in a later pass, the sets of a share and the states that they begin with
 
 
-class _Worker:
-    """The state of a Ray worker: the encoder and the collection, loaded once."""
+class Worker:
+    """A process of the cluster: the encoder and the collection, loaded once."""
 
-    def __init__(self, encoder: SetEncoder, data: SetCollection, chunk_size: int) -> None:
+    def __init__(self, encoder: SetEncoder, data: SetCollection, chunk_size: int, tile: float | None) -> None:
         torch.set_num_threads(1)
-        self.encoder, self.data, self.chunk_size = encoder.eval(), data, chunk_size
+        self.encoder, self.data, self.chunk_size, self.tile = encoder.eval(), data, chunk_size, tile
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """From shares to rows of (id, state, problem), of which either the state or the problem is empty."""
-        rows: list[tuple[str, bytes, str]] = []
-        for share in batch["share"]:
-            states, problems = encode_share(self.encoder, self.data, share, self.chunk_size)
-            rows += [(name, state.to_bytes(), "") for name, state in states.items()]
-            rows += [(name, b"", problem) for name, problem in problems.items()]
-        return {column: [row[number] for row in rows] for number, column in enumerate(("id", "state", "problem"))}
+    def encode(self, share: Share, begun: Begun) -> Encoded:
+        if begun is None:
+            return encode_share(self.encoder, self.data, share, self.chunk_size, tile=self.tile)
+        known, state = begun
+        if state is not None:
+            self.encoder.check_state(state)
+        rows = {name: row for row, name in enumerate(known)}
 
+        def begin(names: Sequence[str]) -> State:
+            missing = [name for name in names if name not in rows]
+            if missing or state is None:
+                raise DataError(f"the data have changed: {missing[:5]} had no elements in the pass before")
+            return state[[rows[name] for name in names]]
 
-def _add(a: bytes, b: bytes) -> bytes:
-    return (State.from_bytes(a) + State.from_bytes(b)).to_bytes() if a and b else a or b
+        return encode_share(self.encoder, self.data, share, self.chunk_size, begin)
 
 
 @contextmanager
@@ -58,41 +66,70 @@ def cluster(address: str | None = None, workers: int | None = None) -> Iterator[
             ray.shutdown()
 
 
-def ray_states(
-    encoder: SetEncoder, data: SetCollection, shares: list[Share], workers: int, chunk_size: int = 4096
-) -> Iterator[tuple[str, State | None, str]]:
-    """The sets of some shares one by one, summed on the cluster: id, state (None if it cannot be encoded), and the reason."""
-    ray_data = need("ray.data", "ray", "the engine ray")
-    aggregate = need("ray.data.aggregate", "ray", "the engine ray")
-    table = ray_data.from_items([{"share": share} for share in shares], override_num_blocks=min(len(shares), 4 * workers))
-    pool = ray_data.ActorPoolStrategy(size=workers)
-    partial = table.map_batches(_Worker, fn_constructor_args=(encoder, data, chunk_size), batch_size=1, compute=pool)
-    states = aggregate.AggregateFn(lambda _: b"", _add, "state", lambda total, row: _add(total, row["state"]))
-    problems = aggregate.AggregateFn(lambda _: "", lambda a, b: a or b, "problem", lambda total, row: total or row["problem"])
-    groups = partial.groupby("id", num_partitions=4 * workers)  # a partition is a task: not 200, the default
-    for row in groups.aggregate(states, problems).iter_rows():
-        yield row["id"], None if row["problem"] else State.from_bytes(row["state"]), row["problem"]
+@contextmanager
+def started(workers: int, *given: Any) -> Iterator[list[Any]]:
+    """Workers on the cluster, which are started again if they are lost."""
+    ray = need("ray", "ray", "the engine ray")
+    stored = [ray.put(one) for one in given]
+
+    class Actor(Worker):
+        def __init__(self) -> None:
+            super().__init__(*ray.get(stored))
+
+    remote = ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=REPEATED)(Actor)
+    actors = [remote.remote() for _ in range(workers)]
+    try:
+        yield actors
+    finally:
+        for one in actors:
+            ray.kill(one)  # at once: another run may wait for its place
 
 
-def encode_on_ray(encoder: SetEncoder, data: SetCollection, journal: Journal, options: EncodeOptions, show: Progress) -> None:
-    """Encode all shares, in rounds. What a round adds is committed at once, so a killed run goes on after its last round."""
-    shares = data.shares(SHARE, journal.skip)
-    if journal.position < len(shares):
-        with cluster(options.ray_address, options.workers) as workers:
-            for start in range(journal.position, len(shares), ROUND):
-                stop = min(start + ROUND, len(shares))
-                states = ray_states(encoder, data, shares[start:stop], workers, options.chunk_size)
-                journal.commit(_added(states, journal), stop)
-                done = shares[:stop]
-                show(sum(share.elements for share in done), sum(share.units for share in done))
-    journal.arrange(data.output_order)
+def in_order(workers: list[Any], tasks: Iterable[tuple[Share, Begun]]) -> Iterator[Encoded]:
+    """What the workers make of the tasks, in the order of the tasks; whoever is done gets the next one."""
+    ray = need("ray", "ray", "the engine ray")
+    left, running, results = iter(tasks), dict[Any, Any](), deque[Any]()
 
+    def hand_out(worker: Any) -> None:
+        for task in left:
+            results.append(worker.encode.remote(*task))
+            running[results[-1]] = worker
+            return
 
-def _added(states: Iterator[tuple[str, State | None, str]], journal: Journal) -> Iterator[tuple[str, State]]:
-    """The states of a round, added to those in the journal; sets with a problem are skipped."""
-    for name, state, problem in states:
-        if state is None:
-            journal.skip(name, problem)
+    for worker in workers * AT_A_TIME:
+        hand_out(worker)
+    while results:
+        if results[0] in running:
+            wait_for = list(running) if len(results) < RESULTS * len(workers) else [results[0]]
+            (done, *_), _ = ray.wait(wait_for)
+            hand_out(running.pop(done))
         else:
-            before = journal.state(name)
-            yield name, state if before is None else before + state
+            yield ray.get(results.popleft())
+
+
+@contextmanager
+def ray_engine(encoder: SetEncoder, data: SetCollection, options: EncodeOptions) -> Iterator[Engine]:
+    """The engine whose workers are processes of a Ray cluster."""
+    given = encoder, data, options.chunk_size, options.tile
+    with cluster(options.ray_address, options.workers) as size, started(size, *given) as workers:
+
+        def read(journal: Journal, states: SetStates) -> Iterator[Step]:
+            shares, first = data.shares(SHARE, journal.skip), journal.position
+
+            def begun(share: Share) -> Begun:
+                if journal.number == 1:
+                    return None
+                names = [name for name in data.share_ids(share) if name not in journal.skipped]
+                return names, journal.begun(names) if names else None
+
+            units = sum(share.units for share in shares[:first])
+            results = in_order(workers, ((share, begun(share)) for share in shares[first:]))
+            for number, (share, encoded) in enumerate(zip(shares[first:], results, strict=True), first + 1):
+                for name, problem in encoded.problems.items():
+                    journal.skip(name, problem)
+                if encoded.state is not None:
+                    states.add(encoded.names, encoded.state.to(encoder.device or torch.device("cpu")))
+                units += share.units
+                yield Step(share.elements, number, units)
+
+        yield read

@@ -33,11 +33,11 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class Ids:
-    """The set of each of n rows: names[codes[row]], each name held once; `place`: where the rows are, for errors."""
+    """The set of each of n rows: names[codes[row]], each name held once; `place`: where they are, or where each set is."""
 
     names: list[str]
     codes: np.ndarray
-    place: str = ""
+    place: str | dict[str, str] = ""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -51,22 +51,24 @@ class Ids:
         """Set by set: no reordering where the rows of each set are contiguous, else one stable sort."""
         if len(self.names) == 1:
             return Order(self.names, [len(self)], None)
-        changes = np.flatnonzero(self.codes[1:] != self.codes[:-1]) + 1
+        steps, lengths = np.diff(self.codes), np.bincount(self.codes, minlength=len(self.names)).tolist()
+        if steps.min(initial=0) >= 0:
+            return Order(self.names, lengths, None)
+        changes = np.flatnonzero(steps) + 1
         if len(changes) + 1 == len(self.names):
             bounds = np.array([0, *changes, len(self)])
             return Order([self.names[code] for code in self.codes[bounds[:-1]]], np.diff(bounds).tolist(), None)
-        lengths = np.bincount(self.codes, minlength=len(self.names)).tolist()
         codes = self.codes.astype(np.uint16) if len(self.names) <= 2**16 else self.codes  # sorted by counting
         return Order(self.names, lengths, np.argsort(codes, kind="stable"))
 
 
 class Block(NamedTuple):
-    """Some rows: the set of each, and the elements (n, ...), or why they cannot be read."""
+    """Some rows: the set of each, the elements (n, ...), or why they cannot be read, and their times, if there are any."""
 
     ids: Ids
     elements: Tensor | DataError
     position: int | None = None  # reading can continue here after this block
-    final: bool = False  # no later block has rows of these sets
+    times: Tensor | None = None  # (n,), in seconds
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class SetCollection(ABC):
     """Many sets that can be read from beginning to end, or in shares by several processes."""
 
     unit: ClassVar[str]  #: what positions and `total` count
+    time_column: str | None = None  #: the column of the elements' times, of a table
 
     @abstractmethod
     def __iter__(self) -> Iterator[SetSource]:
@@ -108,8 +111,12 @@ class SetCollection(ABC):
         """All elements in shares of about `size`; `skip` is called for what cannot be opened."""
 
     @abstractmethod
-    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
+    def read_share(self, share: Share, chunk_size: int, decode_ahead: int) -> Iterator[Block]:
         """The blocks of one share."""
+
+    @abstractmethod
+    def share_ids(self, share: Share) -> list[str]:
+        """The sets that have elements in a share, as far as they can be read."""
 
     def output_order(self, names: list[str]) -> list[str]:
         """The names of sets, in the order in which their rows are written after shares were read in any order."""

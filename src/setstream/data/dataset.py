@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -21,14 +22,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from setstream._utils.prefetch import iterate_ahead
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, file_facts
 from setstream.data.formats.file import existing, reading
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.chunks import SourceChunks
-from setstream.sets.source import PartSource, SetSource
+from setstream.sets.source import READ_BYTES, PartSource, SetSource
 
 ID_COLUMNS = ("slide_id", "set_id", "bag_id", "id", "case_id")
 LABEL_COLUMNS = ("label", "target", "class", "y")
+MOST_SETS = 1024  # small sets in a block, or in a share
+Range = tuple[int, int, int | None]  # the number of a set, and some of its elements: start and stop
 
 
 class SetDataset(Sequence[SetSource], SetCollection):
@@ -154,42 +158,73 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return len(self)
 
     def blocks(self, position: int, chunk_size: int, decode_ahead: int, skip: Skip) -> Iterator[Block]:
-        for number, source in enumerate(self.sources[position:], position + 1):
-            yield from _blocks(source, source.chunks(chunk_size), number)
+        return iterate_ahead(self._read(((number, 0, None) for number in range(position, len(self))), chunk_size))
 
     def shares(self, size: int, skip: Skip) -> list[Share]:
-        shares = []
+        shares: list[Share] = []
+        ranges: list[Range] = []
+        elements = units = 0
         for number, source in enumerate(self.sources):
             try:
                 length = len(source)
             except DataError as error:
                 skip(source.id, str(error))
                 continue
-            bounds = [(start, min(start + size, length)) for start in range(0, max(length, 1), size)]
-            shares += [Share((number, start, stop), stop - start, int(stop == length)) for start, stop in bounds]
-        return shares
+            for start in range(0, max(length, 1), size):
+                stop = min(start + size, length)
+                ranges, elements, units = [*ranges, (number, start, stop)], elements + stop - start, units + (stop == length)
+                if elements >= size or len(ranges) >= MOST_SETS:
+                    shares.append(Share(ranges, elements, units))
+                    ranges, elements, units = [], 0, 0
+        return [*shares, Share(ranges, elements, units)] if ranges else shares
 
-    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
-        number, first, last = share.where
-        source = self.sources[number]
-        starts = range(first, last, chunk_size)
-        return _blocks(source, (source.read(start, min(start + chunk_size, last)) for start in starts))
+    def read_share(self, share: Share, chunk_size: int, decode_ahead: int) -> Iterator[Block]:
+        return iterate_ahead(self._read(share.where, chunk_size))
+
+    def share_ids(self, share: Share) -> list[str]:
+        return [self.sources[number].id for number, *_ in share.where]
+
+    def _read(self, ranges: Iterable[Range], chunk_size: int) -> Iterator[Block]:
+        """Ranges of sets, some megabytes at a time: a part of a large set, or small sets one after another."""
+        waiting: dict[int, Tensor] = {}  # sets, or the ends of large ones, by their number
+        total, last = 0, torch.empty(0)
+        for number, start, stop in ranges:
+            source = self.sources[number]
+            place = str(source.path or "")
+            try:
+                piece = torch.empty(0)
+                stop = len(source) if stop is None else stop
+                size = max(1, math.prod(source.shape) * source.dtype.itemsize) if stop > start else 1
+                step = chunk_size * max(1, READ_BYTES // (chunk_size * size))
+                for begin in range(start, stop, step):
+                    piece = source.read(begin, min(begin + step, stop))
+                    if begin + step < stop:
+                        yield Block(Ids.all(source.id, len(piece), place), piece)
+            except DataError as error:
+                yield from self._joined(waiting)
+                yield Block(Ids.all(source.id, 0, place), error, number + 1)
+                continue
+            finally:
+                source.close()
+            alike = not len(piece) or not len(last) or (piece.shape[1:], piece.dtype) == (last.shape[1:], last.dtype)
+            if not alike or total + piece.nbytes > READ_BYTES or len(waiting) >= MOST_SETS:
+                yield from self._joined(waiting)
+                total = 0
+            waiting[number], total, last = piece, total + piece.nbytes, piece if len(piece) else last
+        yield from self._joined(waiting)
+
+    def _joined(self, waiting: dict[int, Tensor]) -> Iterator[Block]:
+        """The waiting sets in one block, if there are any; empty ones, too."""
+        if not waiting:
+            return
+        sources, pieces = [self.sources[number] for number in waiting], [piece for piece in waiting.values() if len(piece)]
+        codes = np.repeat(np.arange(len(waiting)), [len(piece) for piece in waiting.values()])
+        ids = Ids([source.id for source in sources], codes, {source.id: str(source.path or "") for source in sources})
+        yield Block(ids, torch.cat(pieces) if len(pieces) > 1 else [*pieces, torch.empty(0)][0], max(waiting) + 1)
+        waiting.clear()
 
     def output_order(self, names: list[str]) -> list[str]:
         return self.ids
-
-
-def _blocks(source: SetSource, chunks: Iterable[Tensor], position: int | None = None) -> Iterator[Block]:
-    """Chunks of one set as blocks; then one without rows, so that empty sets exist, too."""
-    place = str(source.path or "")
-    try:
-        for chunk in chunks:
-            yield Block(Ids.all(source.id, len(chunk), place), chunk)
-    except DataError as error:
-        yield Block(Ids.all(source.id, 0, place), error)
-    finally:
-        source.close()
-    yield Block(Ids.all(source.id, 0, place), torch.empty(0), position, final=position is not None)
 
 
 def _read_csv(path: str | Path) -> list[dict[str, str]]:

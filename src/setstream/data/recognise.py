@@ -61,13 +61,19 @@ def open_sets(path: str | Path, *, set_column: str | None = None, columns: Seque
     return SetDataset(list(open_collection(path, set_column=set_column, columns=columns)))
 
 
-def open_collection(path: str | Path, *, set_column: str | None = None, columns: Sequence[str] | None = None) -> SetCollection:
-    """Like `open`, to read everything once: a table's sets are not looked up one by one."""
+def open_collection(
+    path: str | Path,
+    *,
+    set_column: str | None = None,
+    columns: Sequence[str] | None = None,
+    time_column: str | None = None,
+) -> SetCollection:
+    """Like `open`, to read everything once: a table's sets are not looked up one by one. `time_column`: of the elements."""
     path = existing(path)
     if is_table(path):
-        return ParquetSets(path, set_column, columns)
-    if set_column is not None or columns is not None:
-        raise ConfigurationError(f"set_column and columns are options of Parquet and Arrow tables; {path} is not one")
+        return ParquetSets(path, set_column, columns, time_column)
+    if (set_column, columns, time_column) != (None, None, None):
+        raise ConfigurationError(f"columns and their names are options of Parquet and Arrow tables; {path} is not one")
     return SetDataset(_sources(path))
 
 

@@ -30,7 +30,7 @@ from setstream._utils.prefetch import iterate_ahead
 from setstream.data.collection import Block, Ids, SetCollection, Share, Skip, file_facts
 from setstream.data.formats import TABLE_OF, ParquetTable
 from setstream.data.formats.file import reading
-from setstream.data.formats.table import Group, Kept, Rows, TableFile, pieces, row_features, row_ids
+from setstream.data.formats.table import Group, Kept, Rows, TableFile, pieces, row_features, row_ids, row_times
 from setstream.errors import ConfigurationError, DataError
 from setstream.sets.source import SetSource
 
@@ -55,12 +55,19 @@ def table_files(path: Path) -> list[Path]:
 class ParquetSets(SetCollection):
     """Many sets in a Parquet or Arrow file, or a folder of them.
 
-    The column of set ids, `set_column`, and the `columns` of features are found by their usual names unless given.
+    The column of set ids, `set_column`, and the `columns` of features are found by their usual names unless given. The
+    `time_column` is the time of each element, as numbers (seconds since 1970), dates or timestamps (UTC if they have no zone).
     """
 
     unit: ClassVar[str] = "rows"
 
-    def __init__(self, path: str | Path, set_column: str | None = None, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        set_column: str | None = None,
+        columns: Sequence[str] | None = None,
+        time_column: str | None = None,
+    ) -> None:
         if isinstance(columns, str):
             raise ConfigurationError(f"columns is a list of names; got the text {columns!r}")
         self.path, self.files = Path(path), table_files(Path(path))
@@ -80,6 +87,9 @@ class ParquetSets(SetCollection):
             raise DataError(f"{first}: has no column of set ids ({wanted}); its columns are {known}")
         self.by_folder = self.set_column not in table.names  # the folder of a file names the set of its rows
         self._id_columns = [] if self.by_folder else [self.set_column]
+        self.time_column = time_column
+        if time_column is not None and time_column not in table.names:
+            raise DataError(f"{first}: has no column of times {time_column!r}; its columns are {table.names}")
         self.columns = self._feature_columns(table, columns)
         self._kept: dict[int, Kept] = {}  # by process
 
@@ -90,7 +100,7 @@ class ParquetSets(SetCollection):
         first, names, types = table.path, table.names, need("pyarrow").types
         listed = next((name for name in FEATURE_COLUMNS if name in names), None)
         numbers = (field.name for field in table.schema if types.is_floating(field.type) or types.is_integer(field.type))
-        numeric = [name for name in numbers if name != self.set_column]
+        numeric = [name for name in numbers if name not in (self.set_column, self.time_column)]
         doubtful = [name for name in numeric if name.lower() in NO_FEATURES]
         if columns is None and listed is None and doubtful:
             doubt = f"{doubtful} may be labels or times rather than features"
@@ -115,35 +125,35 @@ class ParquetSets(SetCollection):
         left, start = self.groups(skip), position
         while left and start and left[0].rows <= start:
             start -= left.pop(0).rows
-        for ids, features in iterate_ahead(self._read(left, start), decode_ahead):
-            position += len(ids)
-            yield Block(ids, features, position)
+        for block in iterate_ahead(self._read(left, start), decode_ahead):
+            position += len(block.ids)
+            yield block._replace(position=position)
 
-    def _read(self, groups: list[Group], start: int = 0) -> Iterator[tuple[Ids, Tensor | DataError]]:
-        """Every row after the first `start`, megabytes at a time: sets and features (n, D), or the error of a row group."""
+    def _read(self, groups: list[Group], start: int = 0) -> Iterator[Block]:
+        """Every row after the first `start`, megabytes at a time, or the error of a row group."""
         table: TableFile | None = None
+        columns = [*self._id_columns, *self.columns, *([] if self.time_column is None else [self.time_column])]
         for group in groups:
             left = group.rows
             try:
                 if table is None or table.path != group.file:
                     table = _open(group.file, self._id_columns)
-                for batch in table.batches(group.number, [*self._id_columns, *self.columns]):
+                for batch in table.batches(group.number, columns):
                     if start < batch.num_rows or not start:
                         rest = batch.slice(start)
-                        yield self._ids(rest, group), self._features(rest, table, group)
+                        times = None if self.time_column is None else row_times(rest, self.time_column, group.place)
+                        yield Block(self._ids(rest, group), self._features(rest, table, group), times=times)
                     start, left = max(0, start - batch.num_rows), left - batch.num_rows
             except DataError as error:
-                names: list[str] = []  # the sets that have rows in the row group, unless their ids cannot be read either
-                with suppress(DataError):
-                    names = list(self._rows_of_sets(_open(group.file, self._id_columns), group))
-                yield Ids(names, np.zeros(max(0, left - start), np.int64), group.place), error
+                names = self.share_ids(Share(group, group.rows, group.rows))  # none, if they cannot be read either
+                yield Block(Ids(names, np.zeros(max(0, left - start), np.int64), group.place), error)
                 start = 0
 
     def __iter__(self) -> Iterator[SetSource]:
         return (self.source(name) for name in self.ids())
 
     def facts(self) -> list[Any]:
-        return [self.set_column, self.columns, *map(file_facts, self.files)]
+        return [self.set_column, self.columns, self.time_column, *map(file_facts, self.files)]
 
     def total(self) -> int:
         return sum(group.rows for group in self.groups(lambda name, reason: None))
@@ -151,8 +161,13 @@ class ParquetSets(SetCollection):
     def shares(self, size: int, skip: Skip) -> list[Share]:
         return [Share(group, group.rows, group.rows) for group in self.groups(skip)]
 
-    def read_share(self, share: Share, chunk_size: int) -> Iterator[Block]:
-        return (Block(ids, features) for ids, features in self._read([share.where]))
+    def read_share(self, share: Share, chunk_size: int, decode_ahead: int) -> Iterator[Block]:
+        return iterate_ahead(self._read([share.where]), decode_ahead)
+
+    def share_ids(self, share: Share) -> list[str]:
+        with suppress(DataError):
+            return list(self._rows_of_sets(_open(share.where.file, self._id_columns), share.where))
+        return []
 
     @cached_property
     def places(self) -> dict[str, list[tuple[Group, Rows]]]:

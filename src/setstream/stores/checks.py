@@ -12,6 +12,7 @@ from torch import Tensor
 
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, SetstreamError, StateFormatError, StoreError
 from setstream.models.phi import all_finite
+from setstream.states import serialization
 from setstream.states.accumulators import Accumulator
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
@@ -107,6 +108,12 @@ def stack(states: Sequence[State]) -> State:
         with suppress(RuntimeError, KeyError):  # some may have no elements, and no width yet
             return State({name: cat(name) for name in kinds}, torch.cat([state.count for state in states]), first.origin)
     return State.cat(states)
+
+
+def parse_batch(data: Sequence[bytes]) -> State:
+    """The states in several blobs as one batch, checked together."""
+    alike = serialization.parse_all(data)
+    return State.cat([State.from_bytes(one) for one in data]) if alike is None else State(*alike).checked()
 
 
 def sums(pairs: Sequence[tuple[State, State]]) -> list[State | SetstreamError]:

@@ -258,27 +258,28 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         return replays.results(batch.results)
 
     @torch.no_grad()
-    def fill(self, states: Iterable[tuple[str, State]], skip: Callable[[str, str], None] | None = None) -> None:
-        """Write pairs of an id and a state in one transaction, replacing those of the same ids.
+    def fill(self, states: Iterable[tuple[str, State] | Change], skip: Callable[[str, str], None] | None = None) -> None:
+        """Write pairs of an id and a state, or changes with tiles, in one transaction, replacing those of the same ids.
 
         States that the model cannot read go to `skip`, with the reason, and are left out; without it, they are an error.
         """
         with self.rows.transaction([]) as transaction:
-            pairs = iter(states)
-            while batch := list(islice(pairs, checks.CHECKED_TOGETHER)):
-                for _, state in batch:
+            changes = (one if isinstance(one, Change) else Change(*one, replace=True) for one in states)
+            size = checks.CHECKED_TOGETHER if self.tiles is None else 16  # sets may have many tiles
+            while batch := list(islice(changes, size)):
+                pairs = [(checks.checked_id(change.id), cast(State, change.part)) for change in batch]
+                for _, state in pairs:
                     self.check(state)
-                bad = checks.unreadable(self.finalize, [state for _, state in batch])
-                for name, state in batch:
+                bad = checks.unreadable(self.finalize, [state for _, state in pairs])
+                for name, state in pairs:
                     if id(state) in bad:
                         reason = f"set {name!r}: {bad[id(state)]}"
                         if skip is None:
                             raise type(bad[id(state)])(reason)
                         skip(name, reason)
-                good = [(checks.checked_id(name), state) for name, state in batch if id(state) not in bad]
-                transaction.write(_row(name, state) for name, state in good)
+                transaction.write(_row(name, state) for name, state in pairs if id(state) not in bad)
                 if self.tiles is not None:
-                    self.tiles.add(transaction, [(Change(name, state, True), Changed(0, False)) for name, state in good])
+                    self.tiles.add(transaction, [(one, Changed(0, False)) for one in batch if id(one.part) not in bad])
 
     def _apply_one(self, change: Change, key: str | None, contents: tuple[Any, ...]) -> int:
         if key is not None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from setstream.errors import ConfigurationError, LateError, SetstreamError
-from setstream.states import serialization
 from setstream.states.state import State
 from setstream.stores import checks
 from setstream.stores.backend import TileKey, Transaction, as_bytes
@@ -217,9 +216,7 @@ class TileRows:
 
     def _batch(self, data: Sequence[bytes]) -> State:
         """The states of this store in bytes, as one batch: they are checked together."""
-        alike = serialization.parse_all(data)
-        batch = State.cat([State.from_bytes(one) for one in data]) if alike is None else State(*alike).checked()
-        batch = batch.to(self.store.encoder.device or torch.device("cpu"))
+        batch = checks.parse_batch(data).to(self.store.encoder.device or torch.device("cpu"))
         self.store.encoder.check_state(batch)
         return batch
 

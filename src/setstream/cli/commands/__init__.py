@@ -112,6 +112,8 @@ def encode(
     workers: Annotated[int | None, Option(help="Ray workers.")] = None,
     set_column: Annotated[str | None, Option(help="For tables: the column of set ids.")] = None,
     columns: Annotated[str | None, Option(help="For tables: the feature columns, separated by commas.")] = None,
+    time: Annotated[str | None, Option(help="For tables: the column of times; needs --states and --tile.")] = None,
+    tile: Annotated[float | None, Option(help="Keep the states by tiles of so many seconds, too: 3600 for hours.")] = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Leave out sets that cannot be read, and list them.")] = False,
     chunks: Average = None,
     device: Device = "auto",

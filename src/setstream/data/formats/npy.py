@@ -22,7 +22,9 @@ class NpySource(FileSource):
             return super().range(array, start, stop)
         width = int(np.prod(array.shape[1:], dtype=np.int64))
         offset = array.offset + start * width * array.itemsize
-        flat = np.fromfile(self.path, array.dtype, (stop - start) * width, offset=offset)
-        if len(flat) < (stop - start) * width:
-            raise DataError(f"{self.path}: is truncated: some of the elements {start} .. {stop - 1} are missing")
-        return flat.reshape(stop - start, *array.shape[1:])
+        elements = np.empty((stop - start, *array.shape[1:]), array.dtype)
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            if file.readinto(elements.reshape(-1).view(np.uint8).data) < elements.nbytes:
+                raise DataError(f"{self.path}: is truncated: some of the elements {start} .. {stop - 1} are missing")
+        return elements

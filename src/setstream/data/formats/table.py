@@ -3,6 +3,7 @@
 table.batches(group, columns)       record batches of one row group, in order
 row_ids(batch, column)              the set of each row, as codes
 row_features(batch, columns)        (n, D), without a copy
+row_times(batch, column)            the time of each row, in seconds
 pieces(batches, rows, size)         some rows of a row group, a piece at a time; `Kept` holds those that were decoded last
 
 A row group can only be read from its beginning. Its readers are kept: reading a set in order decodes every row once.
@@ -91,6 +92,18 @@ def row_features(batch: Any, columns: list[str], place: str) -> Tensor:
     """The features (n, D). One list column is not copied: the tensor is the memory that it was decoded into."""
     parts = [_numbers(batch.column(name), name, place) for name in columns]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def row_times(batch: Any, column: str, place: str) -> Tensor:
+    """The time of each row (n,), in seconds since 1970: float64, or integers."""
+    library, times = need("pyarrow"), batch.column(column)
+    if library.types.is_temporal(times.type):
+        times = times.cast(library.timestamp("us", getattr(times.type, "tz", None))).cast(library.int64())
+        return _numbers(times, column, place).flatten().double() / 1e6
+    numbers = _numbers(times, column, place).flatten()
+    if not bool(torch.isfinite(numbers).all()):
+        raise DataError(f"{place}: {column!r} holds NaN or infinity; times are finite")
+    return numbers
 
 
 def _numbers(column: Any, name: str, place: str) -> Tensor:
