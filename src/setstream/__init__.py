@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from setstream.models.stream import SetStream
     from setstream.models.window import Window
     from setstream.pools import (
+        DSMIL,
         SSE,
         UMBC,
         Activation,
@@ -43,6 +44,7 @@ __version__ = "0.2.0"
 moved.install()
 
 __all__ = [
+    "DSMIL",
     "SSE",
     "UMBC",
     "Activation",
@@ -85,8 +87,8 @@ _MODULES = {
     "models.stream": ("SetStream",),
     "models.window": ("Window",),
     "pools": (
-        *("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "GatedAttention", "HierarchicalSSE", "Moments"),
-        *("MultiPass", "Parallel", "Projected", "SlotAttention"),
+        *("DSMIL", "SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "GatedAttention", "HierarchicalSSE"),
+        *("Moments", "MultiPass", "Parallel", "Projected", "SlotAttention"),
     ),
     "pools.base": ("Pool", "given_slots"),
     "sets.chunks": ("Chunks", "scatter_sets"),
