@@ -3,10 +3,12 @@
     python benchmarks/memory.py --plot out/memory.png        sets of 10^3 to 10^7
     python benchmarks/memory.py --sizes 10000 10000000 --modes exact unbiased
 
-One set of N elements of width 32 through a two-layer phi, UMBC with 16 slots and a linear head. `exact` and `unbiased` read
-the set from a source that makes each chunk of 4,096 when it is asked for; `full`, `subset` and the Set Transformer (two ISABs,
-on the whole set) hold it. Peak is the largest resident memory of the process; saved is what autograd keeps for the way back, at
-most, by its own hooks (counted on 10^6 elements where there are more).
+One set of N elements of width 32 through a two-layer phi and UMBC with 16 slots. `exact` and `unbiased` read the set from a
+source that makes each chunk of 4,096 when it is asked for; `full`, `subset` and the Set Transformer (two ISABs, on the whole
+set) hold it. `two-passes` is `exact` with a second UMBC, whose slots the first one gives; `ab-mil` and `ds-mil` are `exact`
+with these pools, and with `-whole` behind, the modules of ss.nn that hold the whole set. Peak is the largest resident memory of
+the process; saved is what autograd keeps for the way back, at most, by its own hooks (counted on 10^6 elements where there are
+more).
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ import torch
 from torch import Tensor, nn
 
 import setstream as ss
+from setstream.pools.base import named_tensors
 
 WIDTH, CHUNK = 32, 4096
-WHOLE = ("full", "set-transformer")  # a graph over all elements
+WHOLE = ("full", "set-transformer", "ab-mil-whole", "ds-mil-whole")  # a graph over all elements
 MODES = ("full", "exact", "unbiased", "subset", "set-transformer")
+OTHERS = ("two-passes", "ab-mil", "ab-mil-whole", "ds-mil", "ds-mil-whole")  # if asked for
 
 
 class Made:
@@ -79,22 +83,33 @@ class Kept:
         self.saved.now -= self.bytes
 
 
-def worker(mode: str, size: int) -> None:
+def worker(mode: str, size: int, threads: int) -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     phi = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
-    encoder = ss.SetEncoder(phi, ss.UMBC(64, 16, heads=4))
-    head = nn.Linear(64, 1)
-    whole = ss.nn.SetTransformer(64, in_dim=WIDTH, num_inducing=16)
+    pools = {
+        "two-passes": lambda: ss.MultiPass(
+            [ss.UMBC(64, 16, heads=4), ss.UMBC(64, 16, heads=4, slots="given")], between=nn.Linear(64, 64)
+        ),
+        "ab-mil": lambda: ss.GatedAttention(64),
+        "ds-mil": lambda: ss.DSMIL(64),
+    }
+    encoder = ss.SetEncoder(phi, pools.get(mode, lambda: ss.UMBC(64, 16, heads=4))())
+    wholes = {
+        "set-transformer": lambda: ss.nn.SetTransformer(64, in_dim=WIDTH, num_inducing=16),
+        "ab-mil-whole": lambda: nn.Sequential(phi, ss.nn.GatedAttention(64)),
+        "ds-mil-whole": lambda: nn.Sequential(phi, ss.nn.DSMIL(64)),
+    }
+    whole = wholes[mode]() if mode in wholes else None
 
     def step(n: int) -> None:
-        if mode == "set-transformer":
+        if whole is not None:
             z = whole(torch.cat(list(Made(n)), dim=1))
-        elif mode in ("exact", "unbiased"):
-            z = ss.encode(encoder, ss.Chunks(Made(n)), gradient=mode)
-        else:
+        elif mode in ("full", "subset"):
             z = ss.encode(encoder, torch.cat(list(Made(n)), dim=1), chunk_size=CHUNK, gradient=mode)
-        head(z).square().mean().backward()
+        else:
+            z = ss.encode(encoder, ss.Chunks(Made(n)), gradient="exact" if mode in pools else mode)
+        sum(tensor.square().mean() for _, tensor in named_tensors(z)).backward()
 
     step(CHUNK)  # libraries and thread pools, not the step, fill memory the first time
     before, start = peak_mib(), time.perf_counter()
@@ -109,14 +124,15 @@ def worker(mode: str, size: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6, 10**7])
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES + OTHERS)
     help_whole = "largest set for the modes that hold it whole (default 10^6: some gigabytes)"
     parser.add_argument("--largest-whole", type=int, default=10**6, help=help_whole)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="write a figure, too")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker[0], int(options.worker[1]))
+        worker(options.worker[0], *map(int, options.worker[1:]))
         return
     rows: dict[str, list[tuple[int, float, float]]] = {mode: [] for mode in options.modes}
     print("| mode | N | peak MiB | of which the step | saved by autograd, MiB | seconds |\n|---|---|---|---|---|---|")
@@ -124,7 +140,7 @@ def main() -> None:
         for size in options.sizes:
             if mode in WHOLE and size > options.largest_whole:
                 continue
-            command = [sys.executable, __file__, "--worker", mode, str(size)]
+            command = [sys.executable, __file__, "--worker", mode, str(size), str(options.threads)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 print(f"| {mode} | {size:.0e} | failed: {done.stderr.strip().splitlines()[-1][:80]} | | | |", flush=True)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # type checkers see the public names here
     from setstream.models.model import SetModel as SetModel
     from setstream.models.stream import SetStream as SetStream
     from setstream.models.window import Window as Window
+    from setstream.pools import DSMIL as DSMIL
     from setstream.pools import SSE as SSE
     from setstream.pools import UMBC as UMBC
     from setstream.pools import Activation as Activation
@@ -58,8 +59,8 @@ _MODULES = {
     "models.stream": ("SetStream",),
     "models.window": ("Window",),
     "pools": (
-        *("SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "GatedAttention", "HierarchicalSSE", "Moments"),
-        *("MultiPass", "Parallel", "Projected", "SlotAttention"),
+        *("DSMIL", "SSE", "UMBC", "Activation", "ChunkMean", "DeepSets", "GatedAttention", "HierarchicalSSE"),
+        *("Moments", "MultiPass", "Parallel", "Projected", "SlotAttention"),
     ),
     "pools.base": ("Pool", "given_slots"),
     "sets.chunks": ("Chunks", "scatter_sets"),

@@ -67,14 +67,16 @@ def set_parallel(rank, sets):
         "mean": ss.DeepSets("mean"),
         "max": ss.DeepSets("max"),
         "parallel": ss.Parallel(a=ss.UMBC(8, 2), b=ss.DeepSets("min")),
+        "passes": ss.MultiPass([ss.UMBC(8, 3, slots="gaussian"), ss.UMBC(8, 3, slots="given")], nn.Linear(8, 8)),
+        "ds-mil": ss.DSMIL(8, num_classes=2, hidden=4),
     }
     for name, pool in pools.items():
         encoder = make(pool).train()
         torch.manual_seed(1)
-        width = {"mean": 8, "max": 8, "parallel": 24}.get(name, 24)
+        width = {"mean": 8, "max": 8, "ds-mil": 4}.get(name, 24)
         head = nn.Linear(width, 2)
         expected_z, expected = gradients(encoder, head, sets, gradient="full")
-        if rank == 1 and name == "gaussian":
+        if rank == 1 and name in ("gaussian", "passes"):
             torch.manual_seed(99)  # ranks need not agree on their random streams
         for options in (
             {"gradient": "full"},

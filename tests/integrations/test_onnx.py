@@ -122,3 +122,6 @@ def test_what_cannot_be_a_graph_is_said(tmp_path):
         onnx.export(wordy, tmp_path, torch.zeros(1, 2))
     with pytest.raises(ShapeError, match=r"got \(2,\)"):
         onnx.export(make_model(), tmp_path, torch.zeros(2))
+    twice = ss.SetModel(ss.SetEncoder(torch.nn.Identity(), ss.SlotAttention(4, num_slots=2, passes=2)), torch.nn.Flatten())
+    with pytest.raises(ConfigurationError, match="reads its sets 2 times"):
+        onnx.export(twice, tmp_path, torch.zeros(1, 4))

@@ -13,15 +13,36 @@ from setstream.data import ArraySource, SourceChunks
 from setstream.errors import ConfigurationError, ConsistencyError
 from setstream.tasks.clustering import Clustering
 from setstream.tasks.mil import Mil
-from setstream.tasks.mil.models import MODELS
+from setstream.tasks.mil.models import MODELS, BagHead
 from setstream.tasks.mil.task import Bags
 from setstream.training import TrainConfig, Trainer
 
 WIDTH = 3
 
 
+class BothStreams(nn.Module):
+    """DS-MIL's two logits, (B, 2), of a whole bag."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dsmil = ss.nn.DSMIL(dim)
+
+    def forward(self, x, mask=None):
+        return torch.cat(self.dsmil.streams(x, mask)[:2], dim=1)
+
+
+def whole_bag(in_dim=WIDTH):
+    """The model ds-mil of 0.1, which needs its whole bag."""
+    phi = nn.Sequential(nn.Linear(in_dim, 8), nn.ReLU())
+    return ss.SetModel(ss.SetEncoder(phi, ss.ChunkMean(BothStreams(8), 8)), BagHead(nn.Identity()))
+
+
+class WholeBags(Mil):
+    models = MODELS | {"whole-bag": whole_bag}
+
+
 def make(train=False):
-    return MODELS["ds-mil"](in_dim=WIDTH, widths=[8]).train(train)
+    return whole_bag().train(train)
 
 
 @pytest.fixture
@@ -168,9 +189,10 @@ def test_bulk_of_a_table(model, tmp_path):
 
 
 def test_command_line(model, files, tmp_path):
-    model.save_pretrained(tmp_path / "model", builder=MODELS["ds-mil"], options={"in_dim": WIDTH, "widths": [8]})
+    model.save_pretrained(tmp_path / "model", builder=whole_bag, options={"in_dim": WIDTH})
     out = tmp_path / "rows.parquet"
-    words = ["encode", str(tmp_path / "model"), str(files), "--out", str(out), "--chunk-size", "7"]
+    words = ["encode", str(tmp_path / "model"), str(files), "--out", str(out)]
+    words += ["--trust", f"{__name__}:whole_bag", "--chunk-size", "7"]
     ended = CliRunner().invoke(app, words)
     assert isinstance(ended.exception, ConsistencyError)
     assert CliRunner().invoke(app, [*words, "--chunks", "average"]).exit_code == 0
@@ -188,8 +210,8 @@ def bags():
 
 def test_training(tmp_path):
     def trainer(name, **options):
-        config = TrainConfig(task="mil", model="ds-mil", steps=2, batch=2, tensorboard=False, chunk_size=4, **options)
-        return Trainer(Mil(bags=bags(), count=2), config, tmp_path / name, shown=False)
+        config = TrainConfig(task="mil", model="whole-bag", steps=2, batch=2, tensorboard=False, chunk_size=4, **options)
+        return Trainer(WholeBags(bags=bags(), count=2), config, tmp_path / name, shown=False)
 
     for gradient in ("unbiased", "exact", "importance"):
         with pytest.raises(ConsistencyError, match="--gradient full"):
@@ -202,8 +224,8 @@ def test_training_means_the_model_that_is_tested():
     """With `full`, the loss of training is the loss of whole bags, whatever chunk_size says."""
     from setstream.training.task import Encode
 
-    task = Mil(bags=bags(), count=2)
-    model = task.build("ds-mil", widths=[8]).eval()
+    task = WholeBags(bags=bags(), count=2)
+    model = task.build("whole-bag").eval()
     batch = task.batch(0, 4, torch.Generator())
     small = task.loss(model, batch, Encode("full", chunk_size=4))
     torch.testing.assert_close(small, task.loss(model, batch, Encode("full", chunk_size=1000)))
@@ -276,7 +298,7 @@ def test_server(model, x, tmp_path):
     body = {"elements": x[0].tolist()}
     halves = [{"elements": x[0, :10].tolist()}, {"elements": x[0, 10:].tolist()}]
     for chunks, status in ((None, 409), ("average", 200)):
-        app_ = create_app(ss.StateStore(tmp_path / f"{chunks}.db", model, chunks=chunks), Options(), "ds-mil")
+        app_ = create_app(ss.StateStore(tmp_path / f"{chunks}.db", model, chunks=chunks), Options(), "whole-bag")
         with testclient.TestClient(app_, "http://localhost") as client:
             client.post("/sets/whole/elements", json=body)
             said = client.get("/sets/whole/prediction").json()["prediction"]

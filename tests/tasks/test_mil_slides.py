@@ -32,6 +32,9 @@ def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
         pytest.skip("DS-MIL has two streams of its own")
     torch.manual_seed(0)
     model = MODELS[name](in_dim=6, widths=[16], two_stream=two_stream).double().train()
+    whole = ss.nn.DSMIL(16).double()
+    if name == "ds-mil":
+        model.encoder.pool.load_state_dict(whole.state_dict())
     x = torch.randn(57, 6, dtype=torch.float64)
     found = element_scores(model, ArraySource(x), chunk_size=10)
     assert model.training  # as it was before
@@ -53,11 +56,12 @@ def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
         elif name == "ab-mil":
             expected = bag.score(bag.content(features) * bag.gate(features)).softmax(0)[:, 0]
         else:
-            expected = bag.module.dsmil(features[None], return_attention=True)[1][0, :, 0]
+            expected = whole(features[None], return_attention=True)[1][0, :, 0]
         torch.testing.assert_close(found.elements["attention"], expected, rtol=1e-9, atol=1e-12)
         assert float(found.elements["attention"].sum()) == pytest.approx(1.0, abs=1e-9)
-        if two_stream:
-            torch.testing.assert_close(found.elements["instance"], pool.pools["instance"].module(features)[:, 0])
+        if two_stream or name == "ds-mil":
+            score = pool.pools["instance"].module if two_stream else pool.score
+            torch.testing.assert_close(found.elements["instance"], score(features)[:, 0])
             assert float(found.elements["instance"].max()) == pytest.approx(float(found.logits[0]))
         else:
             assert set(found.elements) == {"attention", "alone", "evidence"}
@@ -74,8 +78,11 @@ def test_a_bag_without_elements_has_no_scores():
         ("evidence", "alone", "attention", "instance"), (0,)
     )
     assert bool(torch.isfinite(found.logits).all())
+    found = element_scores(MODELS["ds-mil"](in_dim=6), nothing)
+    assert (float(found.logits[0]), len(found.elements["attention"])) == (0.0, 0)
+    whole = ss.SetModel(ss.SetEncoder(nn.Identity(), ss.ChunkMean(nn.Linear(6, 1))), nn.Flatten())
     with pytest.raises(DataError, match="blank has no elements"):
-        element_scores(MODELS["ds-mil"](in_dim=6), nothing)
+        element_scores(whole, nothing)
 
 
 @pytest.mark.parametrize("name", ["deepsets", "sse"])

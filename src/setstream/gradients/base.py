@@ -280,6 +280,17 @@ class Pass:
         }
         return self.result(State(accumulators, state.count, state.origin, self.prepared))
 
+    def first_pass(self) -> Any:
+        """The backward pass of the first pass over these sets, if this is a later one, whose slots lead back to it."""
+        begun = (tensor for part in self.empty.accumulators.values() for tensor in part.tensors.values())
+        return self.options.shared.get("first") if any(tensor.requires_grad for tensor in begun) else None
+
+    def show_next_pass(self, first: Any) -> None:
+        """Let the next pass, if there is one, know the backward pass of the first."""
+        self.options.shared.clear()  # nothing is kept alive by a circle
+        if self.encoder.pool.pass_of(self.empty) < self.encoder.passes:
+            self.options.shared["first"] = first
+
     def result(self, state: State) -> Any:
         """z, or the state with which the next pass begins."""
         last = self.encoder.pool.pass_of(state) == self.encoder.passes
@@ -351,6 +362,36 @@ class WayBack:
                     for name, bar in to_context.items():
                         add_bar(self.bars[name], bar, sets)
         return result
+
+
+class PoolGradient:
+    """The exact gradient through the pool of one pass, given the cotangents of its state."""
+
+    def __init__(self, run: Pass, forward: Forward, cotangents: dict[Name, Tensor]) -> None:
+        self.run, self.forward, self.cotangents = run, forward, cotangents
+        self.way_back = run.way_back(forward, cotangents)
+
+    def to_features(self, index: int, block: Packed, features: Tensor, sums: GradientSums, want: Want) -> Tensor | None:
+        """g (M, in_dim) of a block's features (M, in_dim), or its norms, if wanted. Gradients of the pool go into `sums`."""
+        if self.way_back is not None:
+            return self.way_back(block, features, want)
+        features = features.detach().requires_grad_(want is not None)
+        parts = self.forward.contributions(index, self.run.absorb(block, features))
+        extra = () if want is None else (features,)
+        g = next(iter(sums.add(parts.values(), [self.cotangents[name] for name in parts], extra)), None)
+        return torch.linalg.vector_norm(g, dim=1) if g is not None and want == "norms" else g
+
+    def add_context(self, sums: GradientSums) -> None:
+        """Add what the blocks so far give to the context; those that follow are not added."""
+        if self.way_back is not None:
+            self.run.leaves.add_context(sums, {name: bar.clone() for name, bar in self.way_back.bars.items()})
+
+
+def through_pools(gradients: list[PoolGradient], index: int, block: Packed, features: Tensor) -> Tensor:
+    """g of a block's features, the sum of what all passes want."""
+    wanted = (one.to_features(index, block, features, GradientSums([]), "rows") for one in gradients)
+    rows = [g for g in wanted if g is not None]
+    return sum(rows[1:], start=rows[0]) if rows else torch.zeros_like(features)
 
 
 def graded_tensors(state: State) -> dict[Name, Tensor]:

@@ -1,7 +1,11 @@
 """exact: the full gradient in the memory of one chunk.
 
 ∂L/∂θ = Σ_blocks ∂L/∂state · ∂absorb(phi(block))/∂θ          every block recomputed in the backward pass, with factor one
+
+With several passes over a set, the backward pass of the first comes last: it goes through phi for the sum of what all want.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.gradients.base import Forward, Name, Pass, draws_numbers
+from setstream.gradients.base import Forward, Name, Pass, PoolGradient, draws_numbers, through_pools
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.sets.layout import Packed
@@ -20,11 +24,18 @@ from setstream.states.accumulators import align
 def exact(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z, with the gradient of all blocks."""
     run = Pass(encoder, sets, options)
-    blocks = sets.blocks(min(options.chunk_size * len(sets), run.reader.block_size(sets.sample)))
-    apart = run.owned or draws_numbers(encoder, sets.sample)
+    random = draws_numbers(encoder, sets.sample)
+    first: Recomputation | None = None if random else run.first_pass()  # each pass has random numbers of its own
+    if first is None:
+        carriers: Carriers = AllBlocks(sets.blocks(min(options.chunk_size * len(sets), run.reader.block_size(sets.sample))))
+    else:
+        carriers = first.carriers
+    apart = run.owned or random
     with torch.no_grad():
-        forward = run.forward(blocks if apart else sets.blocks(run.forward_size(sets)))
-    return run.encode(forward, Recomputation(run, forward, AllBlocks(blocks)))
+        forward = run.forward((block for _, block, _ in carriers) if apart else sets.blocks(run.forward_size(sets)))
+    recomputation = Recomputation(run, forward, carriers, first)
+    run.show_next_pass(first or recomputation)
+    return run.encode(forward, recomputation)
 
 
 class AllBlocks:
@@ -40,19 +51,36 @@ class AllBlocks:
 class Recomputation:
     """The backward pass in which carriers are recomputed one after another."""
 
-    def __init__(self, run: Pass, forward: Forward, carriers: Carriers) -> None:
-        self.run, self.forward, self.carriers = run, forward, carriers
+    def __init__(self, run: Pass, forward: Forward, carriers: Carriers, first: Recomputation | None = None) -> None:
+        self.run, self.forward, self.carriers, self.first = run, forward, carriers, first
+        #: The gradients of the later passes, by pass: each backward pass replaces its own.
+        self.later: dict[Recomputation, PoolGradient] = {}
 
     def __call__(self, cotangents: dict[Name, Tensor]) -> list[Tensor | None]:
         """The gradients of all inputs, given those of the state."""
-        run = self.run
+        run, later, self.later = self.run, [*self.later.values()], {}
         to_elements = None if run.learned is None else torch.zeros_like(run.learned)
         sums = run.leaves.sums()
-        way_back = run.way_back(self.forward, cotangents)
+        own = PoolGradient(run, self.forward, cotangents)
+        if self.first is not None:  # the pool alone; the first pass goes through phi
+            for index, block, _ in self.carriers:
+                with torch.no_grad():
+                    features = run.features(index, block.elements, again=True)
+                own.to_features(index, block, features, sums, None)
+            own.add_context(sums)
+            self.first.later[self] = own
+            return run.gradients(sums, None)
+        way_back = own.way_back
         for index, block, factor in self.carriers:
             elements = block.elements.detach().requires_grad_(to_elements is not None)
             extra = () if to_elements is None else (elements,)
-            if way_back is None:
+            if later:
+                features = run.recompute_features(index, elements)
+                rows = features.detach()
+                g = own.to_features(index, block, rows, sums, "rows" if run.learns_phi else None)
+                bars = [] if g is None else [g + through_pools(later, index, block, rows)]
+                gradients = sums.add([features][: len(bars)], bars, extra)
+            elif way_back is None:
                 parts = self.forward.contributions(index, run.recompute(index, block, elements))
                 weighted = [
                     cotangents[name] if factor is None else cotangents[name] * align(factor.to(part), part)
@@ -61,10 +89,9 @@ class Recomputation:
                 gradients = sums.add(parts.values(), weighted, extra)
             else:
                 features = run.recompute_features(index, elements)
-                bars = way_back(block, features.detach(), "rows" if run.learns_phi else None, factor)
-                gradients = sums.add([features], [bars], extra)
+                rows = way_back(block, features.detach(), "rows" if run.learns_phi else None, factor)
+                gradients = sums.add([features], [rows], extra)
             if to_elements is not None and gradients[0] is not None:
                 to_elements[block.positions] += gradients[0]
-        if way_back is not None:
-            run.leaves.add_context(sums, way_back.bars)
+        own.add_context(sums)
         return run.gradients(sums, to_elements)

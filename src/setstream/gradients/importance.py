@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
-from setstream.gradients.base import Forward, GradientSums, Name, Pass, drawing, draws_numbers
+from setstream.gradients.base import Forward, Name, Pass, PoolGradient, drawing, draws_numbers, through_pools
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.pools.base import Want
@@ -97,11 +97,11 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
             "cannot be drawn again. Put dropout into the head, set phi.eval(), or use gradient='exact' or 'unbiased'."
         )
     run = Pass(encoder, sets, options)
-    first: ImportanceSampling | None = options.shared.get("first")
-    if first is not None and any(t.requires_grad for part in run.empty.accumulators.values() for t in part.tensors.values()):
+    first: ImportanceSampling | None = run.first_pass()
+    if first is not None:
         cache, blocks = first.cache, first.blocks
     else:
-        first, cache = None, open_cache(options.features, run)
+        cache = open_cache(options.features, run)
         blocks = sets.blocks(max(options.chunk_size * len(sets), run.reader.block_size(sets.sample)))
     apart = run.owned or type(cache) is not RecomputedFeatures
     with torch.no_grad():
@@ -110,33 +110,8 @@ def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
         else:
             forward = run.forward(blocks, cache.keep) if first is None else run.forward(blocks, known=cache.features)
     sampling = ImportanceSampling(run, forward, blocks, cache, first)
-    options.shared.clear()  # nothing is kept alive by a circle
-    if encoder.pool.pass_of(run.empty) < encoder.passes:
-        options.shared["first"] = first or sampling
+    run.show_next_pass(first or sampling)
     return run.encode(forward, sampling)
-
-
-class PoolGradient:
-    """The exact gradient through the pool of one pass, given the cotangents of its state."""
-
-    def __init__(self, run: Pass, forward: Forward, cotangents: dict[Name, Tensor]) -> None:
-        self.run, self.forward, self.cotangents = run, forward, cotangents
-        self.way_back = run.way_back(forward, cotangents)
-
-    def to_features(self, index: int, block: Packed, features: Tensor, sums: GradientSums, want: Want) -> Tensor | None:
-        """g (M, in_dim) of a block's features (M, in_dim), or its norms, if wanted. Gradients of the pool go into `sums`."""
-        if self.way_back is not None:
-            return self.way_back(block, features, want)
-        features = features.detach().requires_grad_(want is not None)
-        parts = self.forward.contributions(index, self.run.absorb(block, features))
-        extra = () if want is None else (features,)
-        g = next(iter(sums.add(parts.values(), [self.cotangents[name] for name in parts], extra)), None)
-        return torch.linalg.vector_norm(g, dim=1) if g is not None and want == "norms" else g
-
-    def add_context(self, sums: GradientSums) -> None:
-        """Add what the blocks so far give to the context; those that follow are not added."""
-        if self.way_back is not None:
-            self.run.leaves.add_context(sums, {name: bar.clone() for name, bar in self.way_back.bars.items()})
 
 
 class ImportanceSampling:
@@ -183,7 +158,7 @@ class ImportanceSampling:
             if g is None or want is None:
                 continue
             if later:
-                g = g + self._through_pools(later, index, block, features)
+                g = g + through_pools(later, index, block, features)
             if keeping:
                 kept[index] = g
             norms.append(g if g.dim() == 1 else torch.linalg.vector_norm(g, dim=1))
@@ -198,11 +173,7 @@ class ImportanceSampling:
             owner.append(sets)
             weights = weights.unsqueeze(1)
             if not recomputable:
-                g = (
-                    kept[index]
-                    if index in kept
-                    else self._through_pools(exact, index, block, self.cache.features(index, block))
-                )
+                g = kept[index] if index in kept else through_pools(exact, index, block, self.cache.features(index, block))
                 weights = g[chosen] * weights.to(g.dtype)
             weighted.append(weights)
             if learned is not None:
@@ -216,21 +187,12 @@ class ImportanceSampling:
             bars = torch.cat(weighted)[order.to(features.device)]
             if recomputable:
                 lengths = torch.bincount(torch.cat(owner), minlength=len(run.empty)).tolist()
-                g = self._through_pools(exact, 0, Packed(elements, lengths), features.detach())
+                g = through_pools(exact, 0, Packed(elements, lengths), features.detach())
                 bars = g * bars.to(features.dtype)
             extra = sums.add([features], [bars], () if learned is None else (elements,))
             if to_elements is not None and extra[0] is not None:
                 to_elements[torch.cat(positions)[order.to(to_elements.device)]] += extra[0]
         return run.gradients(sums, to_elements)
-
-    @staticmethod
-    def _through_pools(exact: list[PoolGradient], index: int, block: Packed, features: Tensor) -> Tensor:
-        """g of a block's features, the sum of what all passes want."""
-        total = torch.zeros_like(features)
-        for one in exact:
-            g = one.to_features(index, block, features, GradientSums([]), "rows")
-            total = total if g is None else total + g
-        return total
 
     def _draw(self, norms: list[Tensor]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
         """For each block with drawn elements: their positions in it, 1/π of each, and its set."""

@@ -6,6 +6,8 @@
 
 Ilse et al., "Attention-based Deep Multiple Instance Learning", ICML 2018. Li et al., "Dual-stream Multiple Instance Learning
 Network for Whole Slide Image Classification with Self-supervised Contrastive Learning", CVPR 2021.
+
+These modules hold the whole bag. `ss.GatedAttention` and `ss.DSMIL` are pools that load their weights and read any chunks.
 """
 
 import torch

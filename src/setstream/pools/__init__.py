@@ -3,6 +3,7 @@
 from setstream.pools.activations import ACTIVATIONS, Activation
 from setstream.pools.chunk_mean import ChunkMean
 from setstream.pools.deepsets import DeepSets
+from setstream.pools.ds_mil import DSMIL
 from setstream.pools.gated_attention import GatedAttention
 from setstream.pools.moments import Moments
 from setstream.pools.multi_pass import MultiPass, SlotAttention
@@ -13,6 +14,7 @@ from setstream.pools.umbc import UMBC
 
 __all__ = [
     "ACTIVATIONS",
+    "DSMIL",
     "SSE",
     "UMBC",
     "Activation",

@@ -34,6 +34,9 @@ class Parallel(Pool):
         for name, pool in pools.items():
             if not isinstance(pool, Pool):
                 raise ConfigurationError(f"Parallel takes pools; {name} is a {type(pool).__name__}")
+            if pool.passes > 1:
+                came = f"{name}, a {type(pool).__name__}, needs {pool.passes} passes"
+                raise ConfigurationError(f"Parallel reads a set once; {came}")
         widths = {name: pool.in_dim for name, pool in pools.items() if pool.in_dim is not None}
         if len(set(widths.values())) > 1:
             raise ConfigurationError(f"the pools of a Parallel read the same features, so in_dim must agree; got {widths}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setstream.errors import ConfigurationError
 from setstream.pools.base import Context, Pool
 from setstream.pools.wrapper import Wrapper
 from setstream.states.accumulators import Accumulator
@@ -28,6 +29,9 @@ class Projected(Wrapper):
 
     def __init__(self, module: nn.Module, pool: Pool, in_dim: int | None = None) -> None:
         super().__init__()
+        if pool.passes > 1:
+            came = f"{type(pool).__name__} needs {pool.passes} passes"
+            raise ConfigurationError(f"it reads a set once, {came}: put the module into phi, or a Projected into each pass")
         self.module, self.pool = module, pool
         self.in_dim = getattr(module, "in_features", None) if in_dim is None else in_dim
         self.consistent = pool.consistent

@@ -145,7 +145,10 @@ class Shared(Accumulator):
 
     def from_first_rank(self, group: Group) -> Self:
         first = dist.get_global_rank(group, 0)
-        draw = self.map(lambda tensor: tensor.contiguous().clone())
-        for tensor in draw.tensors.values():
-            dist.broadcast(tensor, src=first, group=group)
-        return draw
+
+        def of_first_rank(tensor: Tensor) -> Tensor:
+            value = tensor.detach().contiguous().clone()
+            dist.broadcast(value, src=first, group=group)
+            return tensor + (value - tensor.detach()) if tensor.requires_grad else value  # slots keep their graph
+
+        return self.map(of_first_rank)

@@ -6,7 +6,7 @@
     instance     w·φ_j + b                                                the instance stream's logit, where there is one
 
 Attention takes two passes in constant memory: one for the state of the whole bag, one that divides the weights of each chunk by
-the state's normaliser. For ds-mil, which needs its whole bag, the features of all elements are kept in memory.
+the state's normaliser; for ds-mil, whose state takes two passes, three. Models that need their whole bag keep all its features.
 If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
 one, so a Set Transformer after the pool reads one slot per element, and `alone` costs little more than φ.
 """
@@ -22,10 +22,10 @@ from setstream.errors import ConfigurationError, DataError
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.nn import PMA, SAB
-from setstream.pools import UMBC, ChunkMean, GatedAttention, HierarchicalSSE, Parallel, Projected
+from setstream.pools import DSMIL, UMBC, GatedAttention, HierarchicalSSE, Parallel, Projected
 from setstream.sets.source import SetSource
 from setstream.states.state import State
-from setstream.tasks.mil.models import BagHead, BothStreams
+from setstream.tasks.mil.models import BagHead
 
 SCORES = ("evidence", "alone", "attention", "instance")
 Weigh = Callable[[Tensor], Tensor]  #: features (n, in_dim) to one number (n,) for each
@@ -54,8 +54,10 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         pieces = (encoder.features(chunk.to(device)) for chunk in source.chunks(chunk_size))
         if pool.consistent:
             state = encoder.empty(1)
-            for chunk in source.chunks(chunk_size):
-                state = encoder.update(state, chunk.to(device)[None])
+            for number in range(encoder.passes):
+                state = encoder.next_pass(state) if number else state
+                for chunk in source.chunks(chunk_size):
+                    state = encoder.update(state, chunk.to(device)[None])
             logits, attention = model.finalize(state), _attention(bag, state if bag is pool else state.select("bag"))
         elif not len(source):
             raise DataError(f"{source.id or 'this bag'} has no elements, and this model needs at least one")
@@ -65,6 +67,8 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
         rules = {"alone": _alone(model, bag)} | ({} if attention is None else {"attention": attention})
         if isinstance(instance, Projected):
             rules["instance"] = lambda features: instance.module(features)[:, 0]
+        elif isinstance(pool, DSMIL):
+            rules["instance"] = lambda features: pool.score(features)[:, 0]
         known = [name for name in SCORES if name in rules or name == "evidence"]
         if missing := [name for name in scores or () if name not in known]:
             raise ConfigurationError(f"this model has no {missing[0]!r} scores; it has {', '.join(known)}")
@@ -94,11 +98,8 @@ def _alone(model: SetModel, bag: nn.Module) -> Weigh:
 
 def _attention(bag: nn.Module, state: State | None) -> Weigh | None:
     """Mean weights over heads and slots, given the state of a consistent pool; None if there are none, or all are equal."""
-    whole = bag.module if isinstance(bag, ChunkMean) else None
-    if isinstance(whole, BothStreams):
-        return lambda features: whole.dsmil.streams(features[None])[2][0].mean(-1)
     first = bag.first if isinstance(bag, HierarchicalSSE) else bag
-    if state is None or not isinstance(first, UMBC | GatedAttention):
+    if state is None or not isinstance(first, UMBC | GatedAttention | DSMIL):
         return None
     if isinstance(first, UMBC) and first.activation.name.startswith("slot-") and not first.activation.normalise:
         return None  # the weights of each element sum to one over the slots

@@ -5,7 +5,7 @@
 
 phi is the backbone (for images; none for stored features) and the layers, so a model without a backbone has the same weight
 names as one with it. Both streams read one pass of phi (`Parallel`), and the instance stream, a maximum, needs constant memory
-like the other. It is left out unless `two_stream`. ds-mil, which needs its whole bag, is wrapped in `ChunkMean`.
+like the other. It is left out unless `two_stream`. ds-mil has both streams of its own, and reads a bag twice.
 """
 
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn import DSMIL, DiffEM, FSPool
+from setstream.nn import DiffEM, FSPool
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.mlp import mlp
 from setstream.nn.set_transformer import set_transformer_head
-from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, GatedAttention, Parallel, Projected
+from setstream.pools import DSMIL, SSE, UMBC, DeepSets, GatedAttention, Parallel, Projected
 from setstream.pools.base import Pool
 from setstream.tasks.registry import variants
 
@@ -39,17 +39,6 @@ class BagHead(nn.Module):
 
     def forward(self, z: Tensor | dict[str, Tensor]) -> Tensor:
         return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1) if isinstance(z, dict) else self.decoder(z)
-
-
-class BothStreams(nn.Module):
-    """DS-MIL's two logits, (B, 2)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dsmil = DSMIL(dim)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return torch.cat(self.dsmil.streams(x, mask)[:2], dim=1)
 
 
 Parts = tuple[Pool, nn.Module]  # width of the features, options of the pool -> the pool, and the decoder after it: one logit
@@ -98,8 +87,8 @@ def ab_mil(width: int) -> Parts:
 
 
 def ds_mil(width: int) -> Parts:
-    """DS-MIL on the whole bag: both streams are its own."""
-    return ChunkMean(BothStreams(width), width), nn.Identity()
+    """DS-MIL in two passes over the bag: both streams are its own."""
+    return DSMIL(width), nn.Identity()
 
 
 def deepsets(width: int) -> Parts:
