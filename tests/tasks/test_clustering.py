@@ -93,6 +93,15 @@ def test_consistent_models_say_the_same_at_the_end_of_all_four_streams(name):
         torch.testing.assert_close(end.scales, ends[0].scales, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("passes", [2, 3])
+@pytest.mark.parametrize("activation", ["softmax", "slot-softmax"])
+def test_several_passes_have_exact_gradients(passes, activation):
+    torch.manual_seed(0)
+    model = MODELS["umbc+passes"](passes=passes, activation=activation, width=16, frequencies=4).double()
+    x = sample(2, 50, generator=torch.Generator().manual_seed(0)).points.double()
+    testing.check_exact_gradient(model.encoder, x)
+
+
 @pytest.mark.parametrize("kind", STREAMS)
 def test_streams_bring_every_point_once(kind):
     labels = torch.randint(4, (57,), generator=torch.Generator().manual_seed(0))

@@ -104,12 +104,12 @@ def test_eurlex_in_its_published_layout(folder, tmp_path):
     splits = [document.split for document in documents]
     assert [splits.count(name) for name in ("train", "val", "test")] == [60, 20, 40]
     first = documents[0]
-    assert first.text.split()[0] == "word3"  # inverted: attachments first, the header last
-    assert first.text.split()[-1] == "word0"
+    lines = first.text.split("\n")  # the main body in its order, the recitals, the header; no attachments
+    assert [line.split()[:2] for line in lines[1::2]] == [["word1", "word2"], ["word0"]]
+    assert len(lines) == 4
     assert first.labels == ("c0", "common")
     plain = next(iter(eurlex(folder, inverted=False).read()))
-    assert plain.text.split("\n") == first.text.split("\n")[::-1]
-    assert [line.split()[0] for line in plain.text.split("\n")][-2:] == ["word1", "word3"]
+    assert plain.text.split("\n") == [lines[3], lines[2], lines[0], lines[1]]
     with pytest.raises(DataError, match="there are none in train, dev, test"):
         eurlex(str(tmp_path))
     for name in ("train", "dev", "test"):

@@ -1,5 +1,7 @@
 """Multiple instance learning: bags, folds, metrics, models, the two streams."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from setstream.tasks.mil import Bags, Mil, classic, folds, read_bags
 from setstream.tasks.mil.metrics import auroc, best_threshold, f1, intervals, summary
 from setstream.tasks.mil.models import MODELS
 from setstream.training import Encode, TrainConfig, Trainer
+from setstream.training.task import read_run
 from tests.gradients.builders import check_unbiased
 
 
@@ -50,6 +53,54 @@ def test_models_are_consistent_in_both_streams(name):
     testing.check_mini_batch_consistency(model.encoder, torch.randn(2, 50, 6))
     logits = model(torch.randn(3, 20, 6))
     assert logits.shape == (3, 2)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("umbc")])
+def test_both_streams_may_read_the_features_themselves(name):
+    model = MODELS[name](in_dim=256, widths=[], out_dim=128, two_stream=True, dropout=0.5, num_slots=4)
+    assert not [layer for layer in model.encoder.phi.modules() if isinstance(layer, nn.Linear)]
+    x = torch.randn(2, 30, 256)
+    assert model.eval()(x).shape == (2, 2)
+    assert torch.equal(model.encoder.phi(x[0]), x[0])
+    dropped = model.train().encoder.phi(x[0]) == 0
+    assert 0.4 < float(dropped.float().mean()) < 0.6
+
+
+def test_what_0_1_saved_of_sse_is_not_normalised(tmp_path):
+    """0.1 had another default, and did not write its version."""
+    torch.manual_seed(0)
+    model = Mil(bags=needles(), count=4).build("sse", normalise=False, num_slots=4).eval()
+    model.save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    del config["version"], config["options"]["normalise"]
+    file.write_text(json.dumps(config))
+    x = torch.randn(1, 9, 6)
+    torch.testing.assert_close(ss.SetModel.from_pretrained(tmp_path / "model")(x), model(x))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(TrainConfig("mil", "sse", steps=1).to_dict()))
+    for version, options in {"0.1.0": {"normalise": False}, "0.2.0": {}}.items():
+        (run / "environment.json").write_text(json.dumps({"setstream": version}))
+        assert read_run(run).model_options == options
+
+
+def test_the_threshold_of_the_paper_is_chosen_on_the_bags_that_it_reports():
+    task = Mil(bags=needles(), count=4, threshold="reported")
+    model = task.build("deepsets").eval()
+    probability = task.probabilities(model, task.test.bags)
+    metrics = task.evaluate(model)
+    assert metrics["threshold"] == best_threshold(probability, task.test.labels, balanced=True)
+    assert metrics["accuracy"] >= Mil(bags=needles(), count=4).evaluate(model)["accuracy"]
+    with pytest.raises(ConfigurationError, match="threshold is validation or reported; got 'best'"):
+        Mil(bags=needles(), threshold="best")
+
+
+def test_youdens_threshold():
+    """Nine negative bags and one positive: all negative is right in 9 of 10, and useless."""
+    probability, label = torch.tensor([0.5] * 7 + [0.6] * 3), torch.tensor([0] * 9 + [1])
+    assert best_threshold(probability, label) > 0.6
+    assert best_threshold(probability, label, balanced=True) == pytest.approx(0.55)
 
 
 @pytest.mark.parametrize("grad_chunks", [1, 2, 3])

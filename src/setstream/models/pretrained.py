@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 import torch
 from torch import nn
 
+from setstream import __version__
 from setstream._utils.atomic import write_atomically
 from setstream._utils.import_path import find, named_by_file, place_of
 from setstream._utils.optional import need
@@ -29,6 +30,8 @@ from setstream.models.weights import building, load_model, save_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 1
+#: Options whose default was another one in 0.1, by builder. What 0.1 wrote does not say which version wrote it.
+DEFAULTS_0_1: dict[str, dict[str, Any]] = {"setstream.tasks.mil.models:MODELS[sse]": {"normalise": False}}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Builder = str | Callable[..., nn.Module]
@@ -100,7 +103,8 @@ class Pretrained:
             raise ConfigurationError(
                 f"{place} with {known} builds another model than this one: its weights have other names or shapes"
             )
-        config = {"format": FORMAT, "library": "setstream", "builder": place, "options": known, "about": about or {}}
+        config = {"format": FORMAT, "library": "setstream", "version": __version__, "builder": place, "options": known}
+        config["about"] = about or {}
         folder = Path(folder)
         save_weights(module, folder / WEIGHTS, dtype)
         write_atomically(folder / CONFIG, json.dumps(config, indent=2) + "\n")
@@ -182,7 +186,9 @@ def _read(folder: Path) -> dict[str, Any]:
         )
     if config.get("format", FORMAT) != FORMAT:
         raise ConfigurationError(f"{folder} was written by a newer setstream (format {config['format']!r}): update setstream")
-    config = {"options": {}, "about": {}} | config
+    config = {"options": {}, "about": {}, "version": "0.1"} | config
     if not isinstance(config["options"], dict) or not isinstance(config["about"], dict):
         raise ConfigurationError(f"{folder / CONFIG} cannot be read: `options` and `about` are mappings")
+    if str(config["version"]).startswith("0.1"):
+        config["options"] = DEFAULTS_0_1.get(config["builder"], {}) | config["options"]
     return config

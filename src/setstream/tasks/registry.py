@@ -83,7 +83,10 @@ def interval_ends(drawn: Mapping[str, Tensor], level: float) -> dict[str, float]
 @torch.no_grad()
 def predict_in_chunks(model: SetModel, chunks: Iterable[Tensor]) -> Any:
     """The model's output after all chunks (B, n, ...) of its sets. Models that are not consistent average over the chunks."""
-    stream = model.stream(chunks=AVERAGE)
-    for chunk in chunks:
-        stream.update(chunk)
+    stream, chunks = model.stream(chunks=AVERAGE), list(chunks)
+    for number in range(model.encoder.passes):
+        if number:
+            stream.next_pass()
+        for chunk in chunks:
+            stream.update(chunk)
     return stream.predict()

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -30,6 +30,7 @@ from setstream.gradients.base import generators
 from setstream.gradients.encode import encode
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
+from setstream.models.pretrained import DEFAULTS_0_1
 from setstream.models.weights import load_model
 from setstream.sets.chunks import Chunks, scatter_sets
 from setstream.sets.layout import Sets
@@ -181,7 +182,11 @@ def read_run(folder: Path) -> TrainConfig:
     """The options of an earlier run."""
     if not (folder / "config.json").is_file():
         raise ConfigurationError(f"{folder} is not a run folder: it has no config.json")
-    return TrainConfig.from_dict(read_options(folder / "config.json"))
+    config = TrainConfig.from_dict(read_options(folder / "config.json"))
+    known, place = folder / "environment.json", f"setstream.tasks.{config.task}.models:MODELS[{config.model}]"
+    if place in DEFAULTS_0_1 and known.is_file() and str(read_options(known).get("setstream")).startswith("0.1"):
+        return replace(config, model_options=DEFAULTS_0_1[place] | config.model_options)
+    return config
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The nine models of the paper's clustering experiment, and `umbc+fourier`, which scored best (see docs/results/clustering).
+"""The nine models of the paper's clustering experiment; `umbc+fourier`, which scored best (see docs/results/clustering); and
+`umbc+passes`, the same with several passes over the points.
 
     points --Linear(D, width), ReLU--> features --set encoder--> z --decoder--> K x (logit, mean, scale)
 
@@ -19,10 +20,10 @@ from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn import ISAB, PMA, SAB, DiffEM, FSPool
 from setstream.nn.mlp import mlp
-from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
+from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE, MultiPass
 from setstream.pools.base import Pool
 from setstream.tasks.clustering.mixtures import DiagonalMixture
-from setstream.tasks.registry import RenamedModels, ShippedModels, variants
+from setstream.tasks.registry import Builder, RenamedModels, ShippedModels, variants
 
 WIDTH, HEADS = 128, 4
 EM = {"heads": 1, "components": 5}
@@ -133,11 +134,28 @@ def umbc_fourier(
     clusters: int = 4, dim: int = 2, num_slots: int = 16, width: int = 128, frequencies: int = 64, sabs: int = 2, heads: int = 4
 ) -> SetModel:
     """Fourier features, a deeper phi, UMBC with more slots, SABs with layer norm, PMA with a seed per component."""
+    return umbc_passes(clusters, dim, 1, "softmax", num_slots, width, frequencies, sabs, heads)
+
+
+def umbc_passes(
+    clusters: int = 4,
+    dim: int = 2,
+    passes: int = 2,
+    activation: str = "slot-softmax",
+    num_slots: int = 16,
+    width: int = 128,
+    frequencies: int = 64,
+    sabs: int = 2,
+    heads: int = 4,
+) -> SetModel:
+    """`umbc+fourier` with several passes: what SABs make of the slots are the queries of the next one, with `activation`."""
     features = [FourierFeatures(dim, frequencies)] if frequencies else []
     phi = nn.Sequential(*features, mlp([dim + 2 * frequencies, width, width]))
-    pool = umbc_pool(num_slots, width, heads, slots="learned")
-    blocks = [SAB(width, heads, layer_norm=True) for _ in range(sabs)]
-    body = nn.Sequential(*blocks, PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
+    first = umbc_pool(num_slots, width, heads, slots="learned")
+    later = [umbc_pool(num_slots, width, heads, slots="given", activation=activation) for _ in range(1, passes)]
+    blocks = [[SAB(width, heads, layer_norm=True) for _ in range(sabs)] for _ in range(passes)]
+    pool = MultiPass([first, *later], [nn.Sequential(*some) for some in blocks[:-1]]) if later else first
+    body = nn.Sequential(*blocks[-1], PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
     return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=True))
 
 
@@ -157,5 +175,6 @@ class Masked(nn.Module):
 _PARTS = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool, "diff-em": diff_em}
 _PARTS |= {"set-transformer": set_transformer, "umbc+fspool": umbc_fspool, "umbc+diff-em": umbc_diff_em}
 _PAPER = variants(clustering_model, _PARTS | {"umbc+set-transformer": umbc_set_transformer})
-MODELS = RenamedModels(_PAPER | {"umbc+fourier": umbc_fourier}, renamed={"ours": "umbc+fourier"})
+_MORE: dict[str, Builder] = {"umbc+fourier": umbc_fourier, "umbc+passes": umbc_passes}
+MODELS = RenamedModels(_PAPER | _MORE, renamed={"ours": "umbc+fourier"})
 pretrained = ShippedModels(__file__, MODELS)

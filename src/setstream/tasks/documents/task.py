@@ -95,7 +95,7 @@ class Documents(Task):
     bert: str = "minilm"  #: the pretrained model whose tokenizer and word vectors are used: minilm, or a local folder
     fewest_words: int | None = None  #: words of the shortest document that is used; None: 200 for reuters, 0 for others
     label_minimum: int | None = None  #: training documents that a label needs; None: reuters 20, rfcs 30, pubmed 50, eurlex 0
-    inverted: bool = True  #: eurlex with its sections in reverse order, as in the paper; False: in their order
+    inverted: bool = True  #: eurlex with the main body first, then recitals and header, as in the paper; False: in their order
     longest: int | None = None  #: read at most this many tokens at the beginning of a document; None: all
     test_chunk: int = 1000  #: words per chunk in a test
     quick: int = 400  #: validation documents that are used during training

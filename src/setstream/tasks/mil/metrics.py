@@ -29,12 +29,19 @@ def f1(predicted: Tensor, label: Tensor) -> float:
     return 2 * hits / total if total else 0.0
 
 
-def best_threshold(probability: Tensor, label: Tensor) -> float:
-    """The threshold with the highest accuracy, halfway between two neighbouring probabilities."""
+def best_threshold(probability: Tensor, label: Tensor, *, balanced: bool = False) -> float:
+    """The threshold with the highest accuracy, halfway between two neighbouring probabilities.
+
+    `balanced`: with the highest mean of the accuracies of both classes instead, which is that of Youden's index.
+    """
     values = probability.unique()
     candidates = torch.cat([values[:1] - 1e-6, (values[1:] + values[:-1]) / 2, values[-1:] + 1e-6])
-    accuracy = ((probability[None] >= candidates[:, None]) == (label > 0)).double().mean(1)
-    return float(candidates[accuracy.argmax()])
+    right = ((probability[None] >= candidates[:, None]) == (label > 0)).double()
+    if balanced and 0 < int(label.sum()) < len(label):
+        score = right[:, label > 0].mean(1) + right[:, label == 0].mean(1)
+    else:
+        score = right.mean(1)
+    return float(candidates[score.argmax()])
 
 
 def summary(probability: Tensor, label: Tensor, threshold: float = 0.5) -> dict[str, float]:

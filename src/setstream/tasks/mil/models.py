@@ -63,7 +63,10 @@ def bag_model(
     elif in_dim is None:
         raise ConfigurationError("instances that are not vectors need a backbone, such as model.backbone=resnet18")
     layers = [in_dim, *([WIDTH] if widths is None else widths)]
-    phi, width = nn.Sequential(OrderedDict(backbone=network, layers=mlp(layers, dropout))), layers[-1]
+    reading = mlp(layers, dropout)
+    if dropout and len(layers) == 1:  # on the features themselves
+        reading.append(nn.Dropout(dropout))
+    phi, width = nn.Sequential(OrderedDict(backbone=network, layers=reading)), layers[-1]
     pool, decoder = parts(width, **options)
     if two_stream:
         pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
@@ -96,25 +99,29 @@ def deepsets(width: int) -> Parts:
     return DeepSets("max"), _two_layers(width)
 
 
-def sse(width: int, num_slots: int = SLOTS) -> Parts:
+def sse(width: int, num_slots: int = SLOTS, normalise: bool = True) -> Parts:
     """The Slot Set Encoder with a mean over its slots, two linear layers."""
-    return SSE(width, num_slots, heads=HEADS, pool="mean"), _two_layers(width)
+    # Not normalised, the weights of an element sum to one over the slots, and their mean is a plain sum: no attention at all.
+    return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise), _two_layers(width)
 
 
 def umbc_set_transformer(width: int, **options: Any) -> Parts:
     """UMBC, then SAB and PMA with dropout on the slots."""
-    return UMBC(width, **(UMBC_OPTIONS | options)), set_transformer_head(width, HEADS)
+    pool = UMBC(width, **(UMBC_OPTIONS | options))
+    return pool, set_transformer_head(pool.out_dim, HEADS)
 
 
 def umbc_diff_em(width: int, **options: Any) -> Parts:
     """UMBC, then differentiable EM on the slots."""
-    em = DiffEM(width, heads=1, components=5, steps=1)
-    return UMBC(width, **(UMBC_OPTIONS | options)), nn.Sequential(em, *_two_layers(width, em.out_dim))
+    pool = UMBC(width, **(UMBC_OPTIONS | options))
+    em = DiffEM(pool.out_dim, heads=1, components=5, steps=1)
+    return pool, nn.Sequential(em, *_two_layers(pool.out_dim, em.out_dim))
 
 
 def umbc_fspool(width: int, **options: Any) -> Parts:
     """UMBC, then featurewise sort pooling of the slots."""
-    return UMBC(width, **(UMBC_OPTIONS | options)), nn.Sequential(FSPool(width), _two_layers(width))
+    pool = UMBC(width, **(UMBC_OPTIONS | options))
+    return pool, nn.Sequential(FSPool(pool.out_dim), _two_layers(pool.out_dim))
 
 
 _PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
