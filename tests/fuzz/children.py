@@ -28,8 +28,13 @@ class Outcome:
     memory: int = 0
 
 
+def peak_memory():
+    """Of this process, in bytes; a fork begins with the memory of its parent."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _read(name, seeds, pipe):
-    target = TARGETS[name]
+    target, before = TARGETS[name], peak_memory()
     folder = Path(tempfile.mkdtemp(prefix="setstream-fuzz-"))
     try:
         originals = target.originals(folder)
@@ -46,7 +51,7 @@ def _read(name, seeds, pipe):
                 became = type(error).__name__
             except BaseException as error:
                 became = f"not ours: {error!r}"[:300]
-            pipe.send((became, time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+            pipe.send((became, time.perf_counter() - began, peak_memory() - before))
         pipe.send(None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -166,7 +166,7 @@ def _read(layout: _Layout, data: Sequence[bytes]) -> Parsed:
     tensors = {}
     for name, _, dtype, shape, place in layout.tensors:
         sizes = shape if len(data) == 1 else (len(data), *shape[1:])
-        tensors[name] = rows[:, place].clone(memory_format=torch.contiguous_format).view(dtype).view(sizes)
+        tensors[name] = rows[:, place].flatten().clone().view(dtype).view(sizes)  # flat: a tensor may be empty
     return _assemble(layout.metadata, tensors)
 
 
