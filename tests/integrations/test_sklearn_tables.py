@@ -304,3 +304,43 @@ def test_partial_fit_goes_on_with_the_columns_of_the_first_call(made):
     again = before.partial_fit(whole or sets[:4], y[: len(whole) or 4])
     assert again.model_ is not kept
     assert np.isfinite(again.predict_proba(sets)).all()
+
+
+def test_estimators_are_saved_and_loaded_whole(made, tmp_path):
+    frame, table, model = made
+    sets, y = frame.transform(table), frame.labels(table, "ill")
+    numbers = np.array([float(len(one)) for one in sets])
+    quick = SMALL | {"min_steps": 3}
+    weighed = SetClassifier(**quick, class_weight={0: 1.0, 1: 2.5}).fit([np.eye(2) * i for i in range(8)], np.arange(8) % 2)
+    for estimator, method, given in (
+        (model, "predict_proba", sets),
+        (weighed, "predict", [np.eye(2), np.zeros((0, 2))]),
+        (SetRegressor(**quick).fit(sets, numbers), "predict", sets),
+        (SetRegressor(**quick).fit(sets, np.stack([numbers, -numbers], 1)), "predict", sets),
+        (SetFeaturizer(**quick).fit(sets), "transform", sets),
+    ):
+        kind = type(estimator)
+        again = kind.from_pretrained(estimator.save_pretrained(tmp_path / "saved"))
+        assert {name: value for name, value in again.get_params().items() if name != "widths"} == {
+            name: value for name, value in estimator.get_params().items() if name != "widths"
+        }
+        np.testing.assert_array_equal(getattr(again, method)(given), getattr(estimator, method)(given))
+        for name in ("feature_names_in_", "classes_", "n_features_in_", "n_iter_"):
+            assert hasattr(again, name) == hasattr(estimator, name)
+            np.testing.assert_array_equal(getattr(again, name, 0), getattr(estimator, name, 0))
+        other = SetRegressor if kind is not SetRegressor else SetClassifier
+        with pytest.raises(ConfigurationError, match=f"holds {kind.__name__}; expected a {other.__name__}"):
+            other.from_pretrained(tmp_path / "saved")
+    with pytest.raises(ShapeError, match="fitted on the former., the columns day"):
+        SetFeaturizer.from_pretrained(tmp_path / "saved").transform(
+            FrameToSets("patient", time="day", drop=["ill", "word"]).fit_transform(table)[:1]
+        )
+    again = SetClassifier.from_pretrained(model.save_pretrained(tmp_path / "model")).partial_fit(sets, y)  # goes on
+    assert again.classes_.tolist() == ["no", "yes"]
+    model.model_.save_pretrained(tmp_path / "network")
+    with pytest.raises(ConfigurationError, match="without its estimator"):
+        SetClassifier.from_pretrained(tmp_path / "network")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"dropout"', '"dripout"', 1))
+    with pytest.raises(ConfigurationError):
+        SetClassifier.from_pretrained(tmp_path / "model")

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
-from typing import Any, ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from setstream.integrations.sklearn.columns import TableColumns, fit_columns
 from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, sensible_threads, split
 from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
 from setstream.integrations.sklearn.network import MODELS, EnsembleHead, StreamsHead
+from setstream.integrations.sklearn.saving import load_estimator, save_estimator
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
@@ -226,6 +228,16 @@ class SetEstimator(BaseEstimator):
         self._training, self.model_ = training, training.model
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the fitted estimator, as `SetModel.save_pretrained` writes its network: the folder can be served, too."""
+        check_is_fitted(self)
+        return save_estimator(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, place: str | Path, *, revision: str | None = None) -> Self:
+        """The estimator that `save_pretrained` wrote, from a folder or the hub."""
+        return load_estimator(cls, place, revision)
 
     def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The output of a fitted network for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""

@@ -104,10 +104,10 @@ class Embedded(nn.Module):
     def __init__(self, numbers: int, sizes: Sequence[int]) -> None:
         super().__init__()
         self.numbers, self.out_features = numbers, numbers + EMBEDDING * len(sizes)
-        self.tables = nn.ModuleList(nn.Embedding(size + 1, EMBEDDING) for size in sizes)
-        with torch.no_grad():
-            for table in self.tables:
-                table.weight[0] = 0.0
+        tables = [nn.Embedding(size + 1, EMBEDDING) for size in sizes]
+        for table in tables:
+            nn.init.zeros_(table.weight[0])
+        self.tables = nn.ModuleList(tables)
 
     def forward(self, x: Tensor) -> Tensor:
         codes = x[..., self.numbers :].long()

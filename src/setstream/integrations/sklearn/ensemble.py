@@ -148,7 +148,7 @@ class Members:
 
     def measure(self) -> Tensor:
         """The statistics t of every set, in units of their spread over the sets, which the network keeps."""
-        encoder = SetEncoder(self.scale, cast(Parallel, self.model.encoder.pool).pools["statistics"])
+        encoder = SetEncoder(self.scale, cast(Projected, self.model.encoder.pool.get_submodule("pools.statistics")))
         encode = Encode("none", self.encode.chunk_size, 1)
         with evaluating(encoder):
             parts = [

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
@@ -198,7 +198,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         else:
             target, outputs, loss = torch.zeros(len(sets)), PROJECTION, contrast_loss
         self._fit_alone(sets, target, outputs, loss)
-        self._n_features_out = int(cast(FeaturesHead, self.model_.head).decoder[-1].in_features)
+        self._n_features_out = cast(nn.Linear, cast(FeaturesHead, self.model_.head).decoder[-1]).in_features
         return self
 
     def _fit_alone(self, sets: Sources, target: Tensor, outputs: int, loss: Loss) -> None:
