@@ -13,7 +13,14 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 import setstream as ss
 from setstream.data import ArraySource
 from setstream.errors import ConfigurationError, DataError, NonFiniteError, ShapeError
-from setstream.integrations.sklearn import ElementWise, FrameToSets, SetClassifier, SetFeaturizer, SetRegressor
+from setstream.integrations.sklearn import (
+    ElementWise,
+    FrameToSets,
+    SetClassifier,
+    SetFeaturizer,
+    SetRegressor,
+    permutation_importance,
+)
 from setstream.integrations.sklearn.columns import MixedColumns
 
 SMALL = {"widths": (16,), "num_slots": 4, "heads": 2, "epochs": 1, "min_steps": 40, "learning_rate": 5e-3, "random_state": 0}
@@ -167,6 +174,9 @@ def test_served_models_answer_alike(made, tmp_path):
             assert client.post("/sets/a/elements", json={"elements": [row]}).status_code == 200
         answer = client.get("/sets/a/prediction").json()
         np.testing.assert_allclose(answer["prediction"], model.predict_proba([one])[0], atol=1e-5)
+        assert answer["classes"] == ["no", "yes"]
+        with client.websocket_connect("ws://localhost/sets/a/live") as socket:
+            assert socket.receive_json() == answer
         spoilt = '{"elements": [[Infinity, 1, 0, 0]]}'
         headers = {"content-type": "application/json"}
         assert client.post("/sets/a/elements", content=spoilt, headers=headers).status_code == 422
@@ -344,3 +354,35 @@ def test_estimators_are_saved_and_loaded_whole(made, tmp_path):
     config.write_text(config.read_text().replace('"dropout"', '"dripout"', 1))
     with pytest.raises(ConfigurationError):
         SetClassifier.from_pretrained(tmp_path / "model")
+
+
+def test_explanations_are_sums_of_branches_and_leave_one_out(made):
+    frame, table, model = made
+    sets = frame.transform(table)
+    numbers = SetRegressor(**(SMALL | {"min_steps": 5}), elements_stream=False).fit(sets, [float(len(one)) for one in sets])
+    for estimator, streams in ((model, 4), (numbers, 3)):
+        for one in (sets[0], sets[3]):
+            x = one.tensor()
+            rest = [ArraySource(torch.cat([x[:i], x[i + 1 :]])) for i in range(len(x))]
+            if estimator is model:
+                logs = np.log(estimator.predict_proba([one, *rest]))
+                logs -= logs.mean(1, keepdims=True)
+            else:
+                logs = estimator.predict([one, *rest])[:, None]
+            found = estimator.explain(one)
+            assert len(found.streams) == streams
+            np.testing.assert_allclose(found.answer, logs[0], atol=1e-4)
+            np.testing.assert_allclose(found.offset + sum(found.streams.values()), found.answer, atol=1e-9)
+            np.testing.assert_allclose(found.elements, logs[:1] - logs[1:], atol=2e-4)
+    assert model.explain(np.zeros((0, 4))).elements.shape == (0, 2)
+    assert model.explain(sets[0].tensor()[:1]).elements.shape == (1, 2)
+    with pytest.raises(ConfigurationError, match="classifier or a regressor"):
+        SetFeaturizer(**(SMALL | {"min_steps": 1})).fit(sets).explain(sets[0])
+
+
+def test_shuffled_columns_that_matter_cost_score(made):
+    frame, table, model = made
+    found = permutation_importance(model, frame.transform(table), frame.labels(table, "ill"), n_repeats=3, random_state=0)
+    assert found.names.tolist() == ["day", "dose", "kind", "word"]
+    assert found.importances.shape == (4, 3)
+    assert found.importances_mean[[1, 2]].min() > found.importances_mean[0]

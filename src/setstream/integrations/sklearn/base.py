@@ -21,6 +21,7 @@ from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
 from setstream.integrations.sklearn.columns import TableColumns, fit_columns
 from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, sensible_threads, split
+from setstream.integrations.sklearn.explain import Explanation, explain
 from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
 from setstream.integrations.sklearn.network import MODELS, EnsembleHead, StreamsHead
 from setstream.integrations.sklearn.saving import load_estimator, save_estimator
@@ -238,6 +239,15 @@ class SetEstimator(BaseEstimator):
     def from_pretrained(cls, place: str | Path, *, revision: str | None = None) -> Self:
         """The estimator that `save_pretrained` wrote, from a folder or the hub."""
         return load_estimator(cls, place, revision)
+
+    def explain(self, one: Any) -> Explanation:
+        """What each branch of the network and each element of one set (N, d) added to the answer; see `Explanation`."""
+        check_is_fitted(self)
+        if not isinstance(self.model_.head, EnsembleHead):
+            raise ConfigurationError(f"only answers of a classifier or a regressor are explained, not of {type(self).__name__}")
+        sets = read_sets(self, [one], reset=False)
+        with naming_the_set(self, sets):
+            return explain(self.model_, sets[0].tensor().to(self.model_.encoder.device, torch.float32))
 
     def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The output of a fitted network for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
