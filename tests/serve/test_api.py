@@ -251,7 +251,7 @@ def test_openapi_has_examples(client):
 def test_a_watcher_sees_every_last_state(client):
     with client.websocket_connect("ws://localhost/sets/a/live", subprotocols=["setstream"]) as socket:
         assert socket.accepted_subprotocol == "setstream"
-        assert socket.receive_json() == {"id": "a", "count": 0, "prediction": None}
+        assert socket.receive_json() == {"id": "a", "count": 0, "prediction": None, "classes": None}
         add(client, "b", np.ones((1, 3)))
         x = torch.randn(6, 3)
         for row in x:

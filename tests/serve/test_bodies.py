@@ -99,7 +99,7 @@ def lying_npy():
         (JSON, b"[[1, 2]]", "expected an object"),
         (JSON, b'{"elements": [[1], [1, 2]]}', "one shape"),
         (JSON, b'{"elements": [["a"]]}', "numbers"),
-        (JSON, b'{"elements": [[null]]}', "numbers"),
+        (JSON, b'{"elements": [[nul]]}', "valid JSON"),
         (JSON, b'{"elements": [[true]]}', "numbers"),
         (JSON, b'{"elements": [[%s]]}' % (b"9" * 400), "numbers"),
         (JSON, b'{"elements": [[%s]]}' % (b"9" * 5000), "not valid JSON"),

@@ -174,8 +174,8 @@ class SetEncoder(Pretrained, nn.Module):
         reader = reader or self.reader()
         reader.check(elements)
         look = self.check_finite and not known
-        if look and not all_finite(elements):
-            raise non_finite(elements)
+        if look and not all_finite(filled := reader.filled(elements)):
+            raise non_finite(filled)
         features = reader.read(elements, self.phi, self.cast_input)
         if look and not all_finite(features):
             raise NonFiniteError(
@@ -272,7 +272,7 @@ class SetEncoder(Pretrained, nn.Module):
             features = self.features(some, reader=reader) if look else reader.read(some, phi, self.cast_input)
             self._absorb_tile(pieces, context, tile, features)
             if tested:
-                sums.append(some.sum(dtype=torch.promote_types(some.dtype, torch.float32)))  # half floats overflow
+                sums.append(reader.filled(some).sum(dtype=torch.promote_types(some.dtype, torch.float32)))  # half overflows
         if late and not pieces.finite(sums):
             self.features(elements, reader=reader)  # raises the error
 

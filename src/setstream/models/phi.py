@@ -39,6 +39,8 @@ class Reader:
     def __init__(self, phi: nn.Module, pool: Pool, device: torch.device | None) -> None:
         self.phi, self.pool, self.device = phi, pool, device
         self.dtype = parameter_dtype(phi)
+        #: Replaces the NaN that phi's first layer takes as missing values; None: it takes none.
+        self.fill: Callable[[Tensor], Tensor] | None = getattr(first_layer(phi), "fill_missing", None)
         #: The layers of a phi that is a chain of cheap ones.
         self.layers = CheapLayers.of(phi)
         modules = [*phi.named_modules()]
@@ -87,6 +89,10 @@ class Reader:
             )
         return features if features.is_floating_point() else features.to(feature_dtype)
 
+    def filled(self, elements: Tensor) -> Tensor:
+        """Elements as they are checked for NaN and infinity: without missing values that phi replaces."""
+        return elements if self.fill is None else self.fill(elements)
+
     def block_size(self, elements: Tensor) -> int:
         """How many elements phi and the pool should read together: as fit a cache, or more if phi is not cheap."""
         example = elements.numel() // max(1, len(elements))
@@ -104,9 +110,14 @@ def cast_elements(elements: Tensor, phi: nn.Module, dtype: torch.dtype | None) -
     return elements.to(dtype)
 
 
+def first_layer(phi: nn.Module) -> nn.Module | None:
+    """The layer that reads elements, if phi is a chain of layers or a layer."""
+    return next((layer for layer in phi.modules() if not isinstance(layer, nn.Sequential | nn.Identity)), None)
+
+
 def element_width(phi: nn.Module) -> int | None:
     """The numbers per element, if phi begins with a linear layer or a norm; otherwise None."""
-    first = next((layer for layer in phi.modules() if not isinstance(layer, nn.Sequential | nn.Identity)), None)
+    first = first_layer(phi)
     if isinstance(first, nn.LayerNorm | nn.RMSNorm) and len(first.normalized_shape) == 1:
         return int(first.normalized_shape[0])
     width = getattr(first, "in_features", None)  # linear layers and Standardise have it

@@ -122,13 +122,8 @@ class Pretrained:
             trust: Import paths outside setstream, package.module:name, that config.json may name.
             revision: The revision of a model on the hub.
         """
-        folder = Path(place)
-        if not folder.is_dir():
-            if not (isinstance(place, str) and HUB_ID.fullmatch(place)):
-                raise ConfigurationError(f"there is no folder {place}, and it is not the id of a model on the hub (owner/name)")
-            hub = need("huggingface_hub", "hub", "models on the hub")
-            folder = Path(hub.snapshot_download(place, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-        config = _read(folder)
+        folder = find_folder(place, revision)
+        config = read_config(folder)
         named, options = config["builder"], config["options"]
         make = find(builder, "builder") if isinstance(builder, str) else builder
         weights, trusted = folder / WEIGHTS, bool(make or trust)
@@ -163,6 +158,17 @@ def _import_path(builder: Builder) -> str:
     return place
 
 
+def find_folder(place: str | Path, revision: str | None = None) -> Path:
+    """The folder of a saved model: this one, or a copy of one on the hub."""
+    folder = Path(place)
+    if folder.is_dir():
+        return folder
+    if not (isinstance(place, str) and HUB_ID.fullmatch(place)):
+        raise ConfigurationError(f"there is no folder {place}, and it is not the id of a model on the hub (owner/name)")
+    hub = need("huggingface_hub", "hub", "models on the hub")
+    return Path(hub.snapshot_download(place, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+
+
 def is_saved(folder: Path) -> bool:
     """Whether `save_pretrained` wrote this folder; a run's folder has a config.json of another kind."""
     try:
@@ -171,7 +177,8 @@ def is_saved(folder: Path) -> bool:
         return False
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """What config.json says: at least `builder`, `options` and `about`."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise ConfigurationError(f"{folder} holds no saved model: there is no {name}")

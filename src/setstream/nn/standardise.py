@@ -33,27 +33,44 @@ class Standardise(nn.Module):
         self.in_features = in_dim
         self.mean, self.scale = nn.Buffer(torch.zeros(in_dim)), nn.Buffer(torch.ones(in_dim))
 
+    @property
+    def out_features(self) -> int:
+        return len(self.mean)
+
+    def expand(self, x: Tensor) -> Tensor:
+        """The numbers that are standardised: elements themselves. NaN are left out of mean and scale."""
+        return x
+
+    def fill_missing(self, x: Tensor) -> Tensor:
+        """Elements with a number in place of each NaN that this layer takes as a missing value; here, none is."""
+        return x
+
     @torch.no_grad()
     def fit(self, sets: Iterable[SetSource | Tensor | np.ndarray], chunk_size: int = 1024) -> Self:
         """Take mean and scale from sets: sources, tensors or arrays (N, in_dim), of any size. They are weights from then on."""
         sources = [one if isinstance(one, SetSource) else ArraySource(one) for one in sets]
         for number, one in enumerate(sources):
-            if tuple(one.shape) != self.mean.shape:
-                raise ShapeError(wrong_width("Standardise", len(self.mean), f"those of set {number}", tuple(one.shape)))
+            if tuple(one.shape) != (self.in_features,):
+                raise ShapeError(wrong_width("Standardise", self.in_features, f"those of set {number}", tuple(one.shape)))
         if not any(map(len, sources)):
             raise ShapeError(f"mean and scale need elements; the {len(sources)} given sets have none")
-        count, mean, moment = 0, *torch.zeros(2, len(self.mean), dtype=torch.float64)
+        count, mean, moment = torch.zeros(3, len(self.mean), dtype=torch.float64)
+        finite = True
         for run in runs(map(len, sources), chunk_size):  # small sets together, large ones in chunks
             for start in range(0, max(map(len, sources[run])), chunk_size):
                 chunk = torch.cat([one.read(start, min(start + chunk_size, len(one))).cpu().double() for one in sources[run]])
-                added, total, centre = len(chunk), count + len(chunk), chunk.mean(0)
-                apart = centre - mean
-                mean = mean + apart * (added / total)
-                moment = moment + (chunk - centre).square().sum(0) + apart.square() * (count * added / total)
+                finite = finite and bool(torch.isfinite(self.fill_missing(chunk)).all())
+                values = self.expand(chunk)
+                known = ~values.isnan()
+                added = known.sum(0)
+                total, centre = count + added, values.where(known, 0.0).sum(0) / added.clamp(min=1)
+                share, apart = added / total.clamp(min=1), centre - mean
+                mean = mean + apart * share
+                moment = moment + (values - centre).where(known, 0.0).square().sum(0) + apart.square() * (count * share)
                 count = total
-        if not bool(torch.isfinite(moment).all()):
+        if not (finite and bool(torch.isfinite(moment).all())):
             raise NonFiniteError("the sets hold NaN or infinity, or numbers so large that their squares are infinite")
-        scale = (moment / count).sqrt()
+        scale = (moment / count.clamp(min=1)).sqrt()
         varies = (scale > 1e-7 * mean.abs()) & (scale > torch.finfo(torch.float32).tiny)
         self.mean.copy_(mean)
         self.scale.copy_(torch.where(varies, scale, 1.0))

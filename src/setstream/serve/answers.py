@@ -100,8 +100,9 @@ class MergeFrom(BaseModel):
 class Prediction(SetInfo):
     """The prediction for a set now: nested lists, or an object of them; null while there is no such set."""
 
-    model_config = _example(id="customer-7", count=150, prediction=[[0.25, 0.75]])
+    model_config = _example(id="customer-7", count=150, prediction=[0.25, 0.75], classes=["benign", "malignant"])
     prediction: Any
+    classes: list[Any] | None = Field(default=None, description="Of a classifier: what the numbers are probabilities of.")
 
 
 class PredictionRequest(BaseModel):
@@ -116,7 +117,9 @@ class PredictionRequest(BaseModel):
 class Predictions(BaseModel):
     """The predictions in the order of the ids; where there is no such set, the count is 0 and the prediction null."""
 
-    model_config = _example(predictions=[{"id": "customer-7", "count": 150, "prediction": [[0.25, 0.75]]}])
+    model_config = _example(
+        predictions=[{"id": "customer-7", "count": 150, "prediction": [0.25, 0.75], "classes": ["benign", "malignant"]}]
+    )
     predictions: list[Prediction]
 
 

@@ -1,11 +1,11 @@
 """Elements from the body of a request: JSON, an .npy file, an Arrow IPC stream.
 
-    application/json                       {"elements": [[0.1, 0.2], [0.3, 0.4]]}
+    application/json                       {"elements": [[0.1, 0.2], [0.3, null]]}: null is NaN, a missing value
     application/x-npy                      what np.save writes, (n, ...)
     application/vnd.apache.arrow.stream    one list column of numbers, or numeric columns, one row per element
 
 Bodies are not trusted: a header that declares more than the body holds, compressed buffers that expand to gigabytes, pickled
-objects and missing values raise DataError, which says what was expected.
+objects and missing values of Arrow raise DataError, which says what was expected.
 """
 
 import io
@@ -14,6 +14,7 @@ import math
 import re
 from itertools import chain
 from tokenize import TokenError
+from types import NoneType
 from typing import Any, cast
 
 import numpy as np
@@ -31,8 +32,8 @@ MOST_AXES = 8
 # Bytes of JSON that are parsed at a time: some milliseconds in which no other thread runs.
 PIECE = 2**14
 ONE_LIST, OPENED = re.compile(rb'\s*\{\s*"elements"\s*:\s*\['), re.compile(rb"[\s\[]*")
-# NaN and Infinity are accepted here: the encoder raises NonFiniteError for them.
-IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinity"
+# NaN, null and Infinity are accepted here: the encoder raises NonFiniteError for them, unless phi takes missing values.
+IN_NUMBERS = b"0123456789+-.eE,[] \t\r\nNaInfinityul"
 
 
 def parse_elements(kind: str, body: bytes, most: int = 2**31) -> Tensor:
@@ -85,10 +86,10 @@ def _array(text: bytes) -> np.ndarray[Any, Any]:
             raise DataError(f"elements must be lists of numbers, all of one shape; the lengths are {sorted(lengths)[:5]}")
         shape += lengths
         level = list(chain.from_iterable(level))
-    if not kinds <= {int, float}:
+    if not kinds <= {int, float, NoneType}:
         raise DataError("elements must be lists of numbers, all of one shape; some are lists where others are numbers")
     try:
-        return np.array(level, np.float64 if float in kinds else np.int64).reshape(shape)
+        return np.array(level, np.int64 if kinds == {int} else np.float64).reshape(shape)
     except OverflowError:
         raise DataError("elements must be lists of numbers of 64 bits; some are larger") from None
 

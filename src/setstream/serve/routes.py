@@ -255,12 +255,12 @@ async def download_state(id: Id, service: Served, since: Since = None, until: Un
 @router.get("/model", responses=problems())
 async def model(service: Served) -> answers.Model:
     """Which model answers, and what its elements look like."""
-    encoder, classes = service.store.encoder, service.store.model.options.get("classes")
+    encoder = service.store.encoder
     return answers.Model(
         name=service.name,
         fingerprint=await service.run_in_reader(lambda: encoder.empty(1).fingerprint or ""),
         element_width=encoder.width(),
-        classes=classes if isinstance(classes, list) else None,
+        classes=service.classes,
         parameters=sum(parameter.numel() for parameter in service.store.model.parameters()),
         max_elements=service.options.max_elements,
     )

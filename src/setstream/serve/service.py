@@ -85,6 +85,8 @@ class Service:
 
     def __init__(self, store: StateStore, options: Options, metrics: Metrics, name: str) -> None:
         self.store, self.options, self.metrics, self.name = store, options, metrics, name
+        classes = store.model.options.get("classes")
+        self.classes: list[Any] | None = classes if isinstance(classes, list) else None
         self.watchers = Watchers(self._message)
         self._in_progress: set[tuple[str, str]] = set()  # ids and keys of changes
         self.visitors = 0  # of the playground, now
@@ -195,7 +197,7 @@ class Service:
 
     def _predict(self, id: str, since: float | None, until: float | None) -> Prediction:
         count, output = self.store.count_and_prediction(id, since=since, until=until)
-        return Prediction(id=id, count=count, prediction=as_json(output))
+        return Prediction(id=id, count=count, prediction=as_json(output), classes=self.classes)
 
     async def _message(self, id: str) -> str:
         """What a WebSocket is sent about a set."""

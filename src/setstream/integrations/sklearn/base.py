@@ -1,12 +1,14 @@
 """The base of all estimators: their options, and how a network is built and fitted."""
 
+import copy
 import math
 from collections.abc import Callable, Sequence, Sized
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from numbers import Real
-from typing import Any, ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -18,13 +20,15 @@ from torch import Tensor
 from setstream._utils.threads import threads
 from setstream.errors import ConfigurationError
 from setstream.gradients.encode import GRADIENTS
+from setstream.integrations.sklearn.columns import TableColumns, fit_columns
 from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, split
+from setstream.integrations.sklearn.explain import Explanation, explain
 from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
 from setstream.integrations.sklearn.network import MODELS, EnsembleHead, StreamsHead
+from setstream.integrations.sklearn.saving import load_estimator, save_estimator
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
-from setstream.nn.standardise import Standardise
 from setstream.training.config import TrainConfig
 from setstream.training.processes import choose_device
 from setstream.training.task import Encode
@@ -68,6 +72,8 @@ class SetEstimator(BaseEstimator):
             improving. "auto": if there are at least 40 sets.
         validation_fraction: With one member: the share of the sets that it does not learn from.
         n_iter_no_change: Tests on these sets without improvement before training stops.
+        missing: Whether NaN is a missing value: it is replaced by the mean of its column, and the network is told. Infinity
+            is an error always. "auto": in sets with named columns (of `FrameToSets`, or DataFrames).
         random_state: A seed, or a numpy RandomState.
         device: auto, cpu, cuda or mps.
         verbose: 1 shows progress: a bar on a terminal, a line per epoch elsewhere.
@@ -76,6 +82,8 @@ class SetEstimator(BaseEstimator):
     #: Which of `MODELS` it trains, and whether "auto" includes the stream of elements.
     _network: ClassVar[str]
     _with_elements: ClassVar[bool] = True
+    #: The columns that it was fitted on, if they have names.
+    _columns: ClassVar[TableColumns | None] = None
 
     widths: Sequence[int] = (128, 64)
     num_slots: int = 16
@@ -94,6 +102,7 @@ class SetEstimator(BaseEstimator):
     early_stopping: bool | str = "auto"
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
+    missing: bool | str = "auto"
     random_state: Any = None
     device: str = "auto"
     verbose: int = 0
@@ -104,7 +113,7 @@ class SetEstimator(BaseEstimator):
             raise ConfigurationError(f"gradient must be one of {', '.join(known)}; got {self.gradient!r}")
         if not isinstance(self.widths, list | tuple | np.ndarray):
             raise ConfigurationError(f"widths must be a list of the widths of phi's layers, like (64, 32); got {self.widths!r}")
-        for name in ("elements_stream", "early_stopping"):
+        for name in ("elements_stream", "early_stopping", "missing"):
             if getattr(self, name) not in (True, False, "auto"):
                 raise ConfigurationError(f"{name} must be True, False or 'auto'; got {getattr(self, name)!r}")
         for (least, most), name in ((limits, name) for limits, names in NUMBERS.items() for name in names):
@@ -136,10 +145,22 @@ class SetEstimator(BaseEstimator):
         network = {"in_dim": int(self.n_features_in_), **answers, "widths": widths, "num_slots": int(self.num_slots)}
         network |= {"heads": int(self.heads), "dropout": float(self.dropout), "elements_stream": with_elements}
         network |= {} if members is None else {"members": members}
+        chunk_size = max(int(self.chunk_size), 1024)
+        columns, first = fit_columns(int(self.n_features_in_), self._columns, self._takes_nan, sets, chunk_size)
+        network |= columns
         builder = MODELS[self._network]
         model = builder(**network).remember(builder, network)
-        cast(Standardise, model.encoder.phi.get_submodule("0")).fit(sets, max(int(self.chunk_size), 1024))
+        model.encoder.phi.get_submodule("0").load_state_dict(first.state_dict())
         return model.to(choose_device(self.device))
+
+    @property
+    def _takes_nan(self) -> bool:
+        return self._columns is not None if self.missing == "auto" else bool(self.missing)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing is True
+        return tags
 
     @property
     def _encode(self) -> Encode:
@@ -164,7 +185,7 @@ class SetEstimator(BaseEstimator):
         folds = split(len(sets), members, share, strata, plan.seed)
         if self.early_stopping is True and not all(len(held) for _, held in folds):
             raise ConfigurationError(f"early_stopping cannot hold sets out: there are {len(sets)} sets for {members} members")
-        with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)), self._threads(sets, plan.batch):
+        with torch.random.fork_rng(), naming_the_set(self, sets), self._threads(sets, plan.batch):
             model = self._build(sets, answers, plan.seed, members)
             training = Members(model, self._encode, sets, targets, weights / weights.mean(), loss, plan)
             training.fit(folds, self._title)
@@ -173,28 +194,36 @@ class SetEstimator(BaseEstimator):
         self.validation_losses_ = training.tests or None
         self._training: Training | None = None
 
-    def _start(self, sets: Sources, answers: dict[str, Any], loss: Loss, steps: int | None, members: int | None) -> Training:
-        """A new network in training as a whole; `steps` None: a constant learning rate, for any number of calls."""
+    def _start(
+        self,
+        sets: Sources,
+        answers: dict[str, Any],
+        loss: Loss,
+        steps: int | None,
+        members: int | None,
+        fitted: SetModel | None = None,
+    ) -> Training:
+        """A network in training as a whole, a new one, or one that was fitted before.
+
+        `steps` None: a constant learning rate, for any number of calls.
+        """
         plan, _ = self._plan(sets)
         rates: dict[str, Any] = {"lr": plan.rate, "weight_decay": plan.weight_decay, "steps": steps or 1}
         rates["schedule"] = "constant" if steps is None else "cosine"
         config = TrainConfig("sklearn", self._network, batch=plan.batch, seed=plan.seed, **rates)
-        return Training(self._build(sets, answers, plan.seed, members), config, self._encode, loss, self._title)
+        model = self._build(sets, answers, plan.seed, members) if fitted is None else copy.deepcopy(fitted)
+        return Training(model, config, self._encode, loss, self._title)
 
     def _partial_fit(self, sets: Sources, targets: Tensor, weights: Tensor, answers: dict[str, Any], loss: Loss) -> None:
         """One pass over the sets, from the weights of earlier passes; the first pass standardises for all."""
         self._check_options()
         training = getattr(self, "_training", None)
-        with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
+        with torch.random.fork_rng(), naming_the_set(self, sets):
             if training is None:
                 members = self._plan(sets)[1] if self.members != "auto" else 1
                 fitted = getattr(self, "model_", None)
-                if fitted is not None:  # fitted before: train its network further
-                    members = fitted.options.get("members")
-                training = self._start(sets, answers, loss, None, members)
-                if fitted is not None:
-                    training.model.load_state_dict(fitted.state_dict())
-                elif isinstance(training.model.head, EnsembleHead):
+                training = self._start(sets, answers, loss, None, members, fitted)
+                if fitted is None and isinstance(training.model.head, EnsembleHead):
                     plan = Plan(1, 1, 0.0, 0.0, None, 0)
                     Members(training.model, self._encode, sets, targets, weights, number_rows, plan).measure()
             with self._threads(sets, training.config.batch):
@@ -203,11 +232,30 @@ class SetEstimator(BaseEstimator):
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)
 
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write the fitted estimator, as `SetModel.save_pretrained` writes its network: the folder can be served, too."""
+        check_is_fitted(self)
+        return save_estimator(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, place: str | Path, *, revision: str | None = None) -> Self:
+        """The estimator that `save_pretrained` wrote, from a folder or the hub."""
+        return load_estimator(cls, place, revision)
+
+    def explain(self, one: Any) -> Explanation:
+        """What each branch of the network and each element of one set (N, d) added to the answer; see `Explanation`."""
+        check_is_fitted(self)
+        if not isinstance(self.model_.head, EnsembleHead):
+            raise ConfigurationError(f"only answers of a classifier or a regressor are explained, not of {type(self).__name__}")
+        sets = read_sets(self, [one], reset=False)
+        with naming_the_set(self, sets):
+            return explain(self.model_, sets[0].tensor().to(self.model_.encoder.device, torch.float32))
+
     def _outputs(self, X: Any, change: Callable[[Any], Tensor] | None = None) -> Tensor:
         """The output of a fitted network for sets: change(z), or a row of outputs per stream, (B, S, outputs)."""
         check_is_fitted(self)
         sets, encode = read_sets(self, X, reset=False), Encode("none", self.chunk_size, 1)
         change = change or cast(StreamsHead, self.model_.head).streams
-        with self._threads(sets, 64), evaluating(self.model_), naming_the_set(sets, self.chunk_size):
+        with self._threads(sets, 64), evaluating(self.model_), naming_the_set(self, sets):
             batched = batches(sets, self.chunk_size)
             return torch.cat([change(encode_sets(self.model_, encode, sets[batch])).cpu() for batch in batched])

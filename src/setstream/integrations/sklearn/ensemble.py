@@ -113,7 +113,7 @@ class Members:
         pools = cast(Parallel, model.encoder.pool).pools
         self.pools = {name: cast(Projected, pool).pool for name, pool in pools.items()}
         lengths = [len(one) for one in sets]
-        fits = max(lengths) <= encode.chunk_size and sum(lengths) * len(self.scale.mean) <= MOST_NUMBERS
+        fits = max(lengths) <= encode.chunk_size and sum(lengths) * self.scale.out_features <= MOST_NUMBERS
         self.packed = Packed(sets, self.scale, self.device) if encode.gradient in ("auto", "full") and fits else None
         self.losses: list[float] = []
         self.tests: list[float] = []
@@ -136,7 +136,7 @@ class Members:
 
     def measure(self) -> Tensor:
         """The statistics t of every set, in units of their spread over the sets, which the network keeps."""
-        encoder = SetEncoder(self.scale, self.pools["statistics"])
+        encoder = SetEncoder(self.scale, cast(Projected, self.model.encoder.pool.get_submodule("pools.statistics")))
         encode = Encode("none", self.encode.chunk_size, 1)
         with evaluating(encoder):
             parts = [

@@ -16,13 +16,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import column_or_1d, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_array, check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.integrations.sklearn.base import SetEstimator
 from setstream.integrations.sklearn.ensemble import class_rows, number_rows
 from setstream.integrations.sklearn.fitting import Loss, class_loss, contrast_loss, square_loss
-from setstream.integrations.sklearn.network import ClassesHead, NumbersHead
+from setstream.integrations.sklearn.network import ClassesHead, FeaturesHead, NumbersHead
 from setstream.integrations.sklearn.sets import Sources, check_lengths, naming_the_set, read_sets
 
 PROJECTION = 32  # width of the space in which halves are compared
@@ -198,13 +198,13 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
         else:
             target, outputs, loss = torch.zeros(len(sets)), PROJECTION, contrast_loss
         self._fit_alone(sets, target, outputs, loss)
-        self._n_features_out = int([self.n_features_in_, *self.widths][-1])
+        self._n_features_out = cast(nn.Linear, cast(FeaturesHead, self.model_.head).decoder[-1]).in_features
         return self
 
     def _fit_alone(self, sets: Sources, target: Tensor, outputs: int, loss: Loss) -> None:
         """Train one network, without members."""
         self._check_options()
-        with torch.random.fork_rng(), naming_the_set(sets, int(self.chunk_size)):
+        with torch.random.fork_rng(), naming_the_set(self, sets):
             steps = self._plan(sets)[0].steps
             training = self._start(sets, {"outputs": outputs}, loss, steps, None)
             with self._threads(sets, training.config.batch):

@@ -8,6 +8,7 @@
     rows_s = mean over the members of log softmax (classifier), or of the outputs (regressor), of stream s
     y = Σ_s trust_s rows_s + offset      classifier: softmax(y); regressor: y · scale + mean, in the units of the targets
 
+Of a table, "(x - mean) / scale" also replaces missing values and reads categories (`columns`).
 Means, scales, trust and offset are part of the weights: a fitted network takes raw elements, in chunks, in a stream, on a
 server or in ONNX. The elements' stream is the one of multiple instance learning: a set is of a class if one of its elements
 is. It has an output for each class, so that none of them is the "negative" one.
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setstream.integrations.sklearn.columns import EMBEDDING, Embedded, MixedColumns
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn.mlp import mlp
@@ -211,13 +213,33 @@ def two_stream(
     heads: int = 4,
     dropout: float = 0.5,
     elements_stream: bool = True,
+    columns: dict[str, Any] | None = None,
 ) -> SetModel:
     """UMBC and a Set Transformer on its slots, beside the maximum of the elements' own outputs."""
-    width = [in_dim, *widths][-1]
-    phi = nn.Sequential(Standardise(in_dim), mlp([in_dim, *widths]))
+    first = first_layer(in_dim, columns)
+    width, phi = last_width(first, widths), nn.Sequential(first, element_layers(first, widths))
     pools = streams_of(width, outputs, num_slots, heads, elements_stream)
     pool = Parallel(**pools) if elements_stream else pools["set"]
     return SetModel(SetEncoder(phi, pool), head(set_transformer_head(width, dropout=dropout, outputs=outputs)))
+
+
+def first_layer(in_dim: int, columns: dict[str, Any] | None) -> Standardise:
+    """The layer that standardises; `columns`: the options of `MixedColumns`, for a table."""
+    return Standardise(in_dim) if columns is None else MixedColumns(in_dim, **columns)
+
+
+def element_layers(first: Standardise, widths: Sequence[int]) -> nn.Sequential:
+    """The layers after the first one, which read one element at a time."""
+    if not isinstance(first, MixedColumns) or not first.tables:
+        return mlp([first.out_features, *widths])
+    embedded = Embedded(len(first.mean), first.tables)
+    return nn.Sequential(embedded, *mlp([embedded.out_features, *widths]))
+
+
+def last_width(first: Standardise, widths: Sequence[int]) -> int:
+    """The width of what `element_layers` returns."""
+    tables = first.tables if isinstance(first, MixedColumns) else []
+    return [len(first.mean) + EMBEDDING * len(tables), *widths][-1]
 
 
 def streams_of(
@@ -238,19 +260,21 @@ def ensemble(
     heads: int = 4,
     dropout: float = 0.5,
     elements_stream: bool = True,
+    columns: dict[str, Any] | None = None,
 ) -> SetModel:
     """Statistics of the elements beside `members` networks. Without the elements' stream there are no extrema either."""
-    width = [in_dim, *widths][-1]
-    moments = Moments(extrema=elements_stream, in_dim=in_dim)
-    phi = nn.Sequential(Standardise(in_dim), Beside([mlp([in_dim, *widths]) for _ in range(members)]))
-    pools: dict[str, Pool] = {"statistics": Projected(Columns(0, in_dim), moments)}
+    first = first_layer(in_dim, columns)
+    width, numbers = last_width(first, widths), len(first.mean)
+    moments = Moments(extrema=elements_stream, in_dim=numbers)
+    phi = nn.Sequential(first, Beside([element_layers(first, widths) for _ in range(members)]))
+    pools: dict[str, Pool] = {"statistics": Projected(Columns(0, numbers), moments)}
     for number in range(members):
         # Folded, a set of four elements would cost as much as one of fifty.
         own = Parallel(**streams_of(width, outputs, num_slots, heads, elements_stream, fold=False))
-        pools[f"member{number}"] = Projected(Columns(in_dim + number * width, width), own)
+        pools[f"member{number}"] = Projected(Columns(first.out_features + number * width, width), own)
     streams = 3 + elements_stream
     return SetModel(
-        SetEncoder(phi, Parallel(**pools)), head(moments.out_dim(in_dim), width, outputs, streams, members, dropout)
+        SetEncoder(phi, Parallel(**pools)), head(moments.out_dim(numbers), width, outputs, streams, members, dropout)
     )
 
 

@@ -1,6 +1,6 @@
 """The forms of X that estimators accept, each read as a list of sources.
 
-    [x_1, ..., x_B]      arrays, tensors or lists of lists (N_i, d), or SetSources; also an array of objects
+    [x_1, ..., x_B]      arrays, tensors, DataFrames or lists of lists (N_i, d), or SetSources; also an array of objects
     (x, ptr)             a tuple: set i is x[ptr[i]:ptr[i + 1]]
     (B, N, d)            an array of sets of one size
     (B, d)               an ordinary table: each row is a set of one element
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from setstream.data.dataset import SetDataset
 from setstream.errors import NonFiniteError, ShapeError, wrong_width
+from setstream.integrations.sklearn.columns import TableColumns
 from setstream.sets.layout import from_array, pack
 from setstream.sets.source import ArraySource, SetSource
 
@@ -37,7 +38,7 @@ def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
         packed = pack(tuple(_tensor(part, "x and ptr of (x, ptr)") for part in X))
         sets = [ArraySource(one) for one in packed.elements.split(packed.lengths)]
     elif _is_collection(X):
-        sets = [one if isinstance(one, SetSource) else ArraySource(_tensor(one, f"set {i}")) for i, one in enumerate(X)]
+        sets = [one if isinstance(one, SetSource) else _source(one, f"set {i}") for i, one in enumerate(X)]
     elif getattr(X, "ndim", 2) == 3:
         sets = [ArraySource(one) for one in _tensor(X, "X")]
     else:
@@ -45,7 +46,42 @@ def read_sets(estimator: Any, X: Any, *, reset: bool) -> Sources:
     _check_elements(estimator, sets, reset)
     if reset:
         estimator.n_features_in_, estimator._takes_tables = sets[0].shape[0], False
+        estimator._columns = columns = _columns_of(sets[0])
+        vars(estimator).pop("feature_names_in_", None)
+        if columns is not None:
+            estimator.feature_names_in_ = np.array(columns.names, object)
+    _check_columns(estimator, sets)
     return sets
+
+
+def _columns_of(one: SetSource) -> TableColumns | None:
+    return one.metadata.get("columns") if isinstance(one.metadata, dict) else None
+
+
+def _check_columns(estimator: Any, sets: Sources) -> None:
+    """Raise ShapeError if sets have other columns than those of `fit`. Sets without names are not compared."""
+    known = estimator._columns
+    for number, one in enumerate(sets) if known is not None else ():
+        given = _columns_of(one)
+        if given is None or given is known or given == known:
+            continue
+        if given.names != known.names:
+            raise ShapeError(
+                f"{type(estimator).__name__} was fitted on the columns {_listed(known.names)}; set {number} has "
+                f"{_listed(given.names)}: choose the same, in the same order"
+            )
+        raise ShapeError(f"set {number} has other categories than those of fit: make it with the same FrameToSets")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:20]) + ", ..." * (len(names) > 20)
+
+
+def _source(value: Any, what: str) -> ArraySource:
+    """A set in memory, with the names of its columns where it is a DataFrame that has them."""
+    names = tuple(getattr(value, "columns", ()))
+    named = names and all(isinstance(name, str) for name in names)
+    return ArraySource(_tensor(value, what), metadata={"columns": TableColumns(names)} if named else None)
 
 
 def _read_table(estimator: Any, X: Any, reset: bool) -> Sources:
@@ -55,9 +91,10 @@ def _read_table(estimator: Any, X: Any, reset: bool) -> Sources:
             f"a set is (N, d): elements that are vectors. Set 0 has shape {tuple(X[0].shape)}: if its elements are single "
             "numbers, pass x[:, None]"
         )
-    table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32))
+    finite = "allow-nan" if getattr(estimator, "missing", True) is True else True
+    table = validate_data(estimator, X, reset=reset, dtype=(np.float64, np.float32), ensure_all_finite=finite)
     if reset:
-        estimator._takes_tables = True
+        estimator._takes_tables, estimator._columns = True, None
     elif not estimator._takes_tables:
         warnings.warn(
             f"X is read as a table: {len(table)} sets of one element each, while {type(estimator).__name__} was fitted on "
@@ -106,6 +143,7 @@ def _check_elements(estimator: Any, sets: Sources, reset: bool) -> None:
             raise ShapeError(
                 wrong_width(type(estimator).__name__, width, f"those of set {number}", one.shape[0])
                 + (" (as set 0 has)" if reset else " (it was fitted on the former)")
+                + (f", the columns {_listed(estimator._columns.names)}" if estimator._columns and not reset else "")
                 + (". Sets are (N, d), one row per element; are these transposed?" if len(one) == width else "")
             )
 
@@ -121,15 +159,22 @@ def check_lengths(sets: Sources, y: Any) -> None:
 
 
 @contextmanager
-def naming_the_set(sets: Sources, chunk_size: int) -> Iterator[None]:
-    """Name the set in errors about NaN or infinity that are raised inside."""
+def naming_the_set(estimator: Any, sets: Sources) -> Iterator[None]:
+    """Name the set and the column in errors about NaN or infinity that are raised inside."""
+    columns, chunk_size = estimator._columns or TableColumns(()), int(estimator.chunk_size)
     try:
         yield
     except NonFiniteError as error:
         for number, one in enumerate(sets):
             for start in range(0, len(one), chunk_size):
-                finite = torch.isfinite(one.read(start, min(start + chunk_size, len(one)))).all(1)
-                if not bool(finite.all()):
-                    place = f"set {number}{f' ({one.id})' if one.id else ''}, element {start + int(finite.int().argmin())}"
-                    raise NonFiniteError(f"NaN or infinity in {place}: clean it, or leave this element out") from error
+                chunk = one.read(start, min(start + chunk_size, len(one)))
+                may_be_nan = torch.full(chunk.shape[1:], estimator._takes_nan)
+                may_be_nan[len(may_be_nan) - len(columns.categories) :] = True
+                bad = (~torch.isfinite(chunk) & ~(torch.isnan(chunk) & may_be_nan)).nonzero()
+                if len(bad):
+                    row, column = bad[0].tolist()
+                    place = f"set {number}{f' ({one.id})' if one.id else ''}, element {start + row}"
+                    place += f", column {columns.names[column]}" if columns.names else ""
+                    hint = "" if estimator._takes_nan else ". missing=True takes NaN as missing values"
+                    raise NonFiniteError(f"NaN or infinity in {place}: clean it, or leave this element out{hint}") from error
         raise

@@ -97,7 +97,9 @@ class LogSums(Accumulator):
     def _merge_few(self, other: Self) -> Self | None:
         """`merge` of a few numbers without a graph, by NumPy: its operations start in less time than torch's."""
         first, second = self["numerator"], other["numerator"]
-        if first.numel() > FEW or first.shape != second.shape or first.device.type != "cpu" or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # first: a question about sizes would limit the number of sets of a graph
+            return None
+        if first.numel() > FEW or first.shape != second.shape or first.device.type != "cpu":
             return None
         try:
             (v, c, m, error), (w, d, n, other_error) = self._arrays(), other._arrays()
