@@ -238,7 +238,7 @@ def test_the_server_describes_itself(client):
 
 def test_openapi_has_examples(client):
     schema = client.get("/openapi.json").json()
-    assert len(schema["paths"]) == 10
+    assert len(schema["paths"]) == 11
     post = schema["paths"]["/sets/{id}/elements"]["post"]
     assert post["requestBody"]["content"]["application/json"]["examples"]
     assert {"400", "401", "403", "408", "413", "415", "422"} <= set(post["responses"])

@@ -9,9 +9,7 @@ before the position passes them.
 """
 
 import json
-import math
 import os
-import time as clock
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -24,7 +22,6 @@ from setstream.stores.encoding import encode_all
 from setstream.stores.events import Event, Fields
 from setstream.stores.ledger import Position, Results
 from setstream.stores.store import Change, Cursor, StateStore
-from setstream.stores.tiling import FIRST, LAST
 
 
 class Message(NamedTuple):
@@ -114,11 +111,12 @@ class Consumer:
     def _commit(self, messages: Sequence[Message]) -> None:
         events: dict[int, tuple[Event, int | None]] = {}
         problems: dict[int, SetstreamError] = {}
+        tiles = self.store.tiles
         for place, message in enumerate(messages):
             if message.line.strip():
                 try:
                     event = self.fields.parse(message.line)
-                    events[place] = event, self._tile(event.time)
+                    events[place] = event, tiles.tiling.number(event.time) if tiles else None
                 except SetstreamError as error:
                     problems[place] = error
         alone: set[int] = set()
@@ -172,15 +170,6 @@ class Consumer:
             cursor = Cursor(self.source.name, self.source.partition, last, self.position)
         self.store.apply([change for _, change in changes], cursor=cursor, before_commit=write_letters)
         return {places[0]: error for places, error in errors}
-
-    def _tile(self, time: float | None) -> int | None:
-        """The tile of a time, or of now, in a store with tiles."""
-        if self.store.tiles is None:
-            return None
-        number = math.floor((clock.time() if time is None else time) / self.store.tiles.tiling.tile)
-        if not FIRST < number < LAST:
-            raise DataError(f"the time must be in seconds since 1970; got {time!r}")
-        return number
 
     def _write_letters(self, messages: Sequence[Message], problems: Mapping[int, SetstreamError]) -> None:
         """Add messages to the dead letters, on the disk."""

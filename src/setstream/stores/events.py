@@ -18,6 +18,8 @@ from torch import Tensor
 from setstream.errors import DataError
 from setstream.stores.checks import checked_id
 
+MOST_AXES = 8
+
 
 class Event(NamedTuple):
     """Elements (n, ...) of a set, and their time in seconds since 1970; None: it is not known."""
@@ -58,7 +60,7 @@ class Fields:
         if not isinstance(id, str):
             raise DataError(f"the field {self.id!r} must be text, the id of a set; got {id!r}")
         time = event.get("time") if self.time is None else event.get(self.time, math.nan)
-        if time is not None and (type(time) not in (int, float) or not math.isfinite(time)):
+        if time is not None and (type(time) not in (int, float) or not -(2**53) < time < 2**53):
             raise DataError(f"the time must be a number, seconds since 1970; got {time!r}")
         return Event(checked_id(id), self._elements(event), time)
 
@@ -73,6 +75,6 @@ class Fields:
         except (ValueError, OverflowError) as error:
             raise DataError(f"elements must be lists of numbers, all of one shape: {error}") from None
         array = array[None] if self.columns else array[0] if names == ["elements"] else array
-        if not array.ndim or (array.size and array.dtype.kind not in "fi"):
-            raise DataError(f"elements must be lists of numbers; got {str(event[names[0]])[:50]}")
+        if not 0 < array.ndim <= MOST_AXES or (array.size and array.dtype.kind not in "fi"):
+            raise DataError(f"elements must be lists of numbers, at most {MOST_AXES} deep; got {str(event[names[0]])[:50]}")
         return torch.from_numpy(array if array.size else array.astype(np.float32))
