@@ -1,4 +1,4 @@
-"""Events from Redis through `setstream consume` into a store with tiles: rate, memory, lag; killed on the way, and counted.
+"""Events from Redis through `setstream consume` into a store with tiles: rate and memory; killed on the way, and counted.
 
     python benchmarks/consume.py --events 1000000 --sets 10000 --kills 2
 
@@ -67,18 +67,18 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         with ss.StateStore(states, make(), tile=3600) as store:
             for end in ends:
                 process = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-                first, seen, largest, early, began = None, 0, 0.0, 0.0, 0.0
+                first, seen, largest, began = None, 0, 0.0, 0.0
                 while seen < end:
                     time.sleep(0.5)
                     assert process.poll() is None, f"the consumer ended with {process.returncode}"
                     seen = int(store.rows.query("SELECT COALESCE(SUM(count), 0) FROM states")[0][0])
                     if first is None and seen:
-                        first, began, early = seen, time.monotonic(), memory(process)
+                        first, began = seen, time.monotonic()
                     largest = max(largest, memory(process))
                 rate = (seen - (first or 0)) / max(time.monotonic() - began, 1e-9)
                 process.send_signal(signal.SIGTERM if end == options.events else signal.SIGKILL)
                 process.wait()
-                print(f"{seen:,} events in the store: {rate:,.0f} per second, {early:.0f} to {largest:.0f} MB")
+                print(f"{seen:,} events in the store: {rate:,.0f} per second, at most {largest:.0f} MB")
             exact = all(store.count(id) == count for id, count in counts.items()) and len(store) == len(counts)
         print(f"counts of {len(counts):,} sets exact: {exact}; {states.stat().st_size / len(counts):,.0f} bytes per set")
     finally:

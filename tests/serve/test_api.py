@@ -281,10 +281,10 @@ def test_many_watchers_of_a_set_are_one_computation(tmp_path, monkeypatch):
     asked = []
     predict = Service.predict
 
-    async def counted(self, id):
+    async def counted(self, id, since):
         asked.append(id)
         await asyncio.sleep(0.05)
-        return await predict(self, id)
+        return await predict(self, id, since)
 
     monkeypatch.setattr(Service, "predict", counted)
     with serving(tmp_path / "s.db") as client, contextlib.ExitStack() as stack:
