@@ -238,7 +238,7 @@ def test_the_server_describes_itself(client):
 
 def test_openapi_has_examples(client):
     schema = client.get("/openapi.json").json()
-    assert len(schema["paths"]) == 10
+    assert len(schema["paths"]) == 11
     post = schema["paths"]["/sets/{id}/elements"]["post"]
     assert post["requestBody"]["content"]["application/json"]["examples"]
     assert {"400", "401", "403", "408", "413", "415", "422"} <= set(post["responses"])
@@ -281,10 +281,10 @@ def test_many_watchers_of_a_set_are_one_computation(tmp_path, monkeypatch):
     asked = []
     predict = Service.predict
 
-    async def counted(self, id):
+    async def counted(self, id, since):
         asked.append(id)
         await asyncio.sleep(0.05)
-        return await predict(self, id)
+        return await predict(self, id, since)
 
     monkeypatch.setattr(Service, "predict", counted)
     with serving(tmp_path / "s.db") as client, contextlib.ExitStack() as stack:

@@ -8,11 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from setstream.serve.bodies import ARROW, NPY
+from setstream.serve.events import NDJSON
 from tests.serve.conftest import listening
 
 schemathesis.openapi.media_type(NPY, st.binary())
 schemathesis.openapi.media_type(ARROW, st.binary())
 schemathesis.openapi.media_type("application/octet-stream", st.binary())
+schemathesis.openapi.media_type(NDJSON, st.binary())
 
 
 def ask_all(place, examples):

@@ -75,6 +75,14 @@ class SetInfo(BaseModel):
     count: int
 
 
+class Appended(BaseModel):
+    """How many events were added, and to how many sets."""
+
+    model_config = _example(events=3, sets=2)
+    events: int
+    sets: int
+
+
 class SetDetails(SetInfo):
     """A set, and what keeping it costs."""
 

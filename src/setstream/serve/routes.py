@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from setstream.serve import answers
 from setstream.serve.answers import SetInfo
 from setstream.serve.bodies import ARROW, JSON, NPY
+from setstream.serve.events import NDJSON, append_events
 from setstream.serve.service import Service, accept
 from setstream.serve.writer import Request as Change
 from setstream.stores.store import Changed
@@ -42,6 +43,9 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 ROWS = {"elements": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}}
 OBJECT = {"type": "object", "properties": ROWS, "required": ["elements"], "additionalProperties": False}
 EXAMPLES = {"two points": {"value": {"elements": [[0.1, 0.2], [0.3, 0.4]]}}}
+EVENTS = {
+    "two events": {"value": '{"id": "a", "element": [0.1, 0.2]}\n{"id": "b", "element": [0.3, 0.4], "time": 1700000000}\n'}
+}
 # The bodies that routes read by themselves, and answers that are not JSON, for OpenAPI.
 ELEMENTS = {JSON: {"schema": OBJECT, "examples": EXAMPLES}, NPY: BINARY, ARROW: BINARY}
 KEY_HEADER = "Idempotency-Key"
@@ -62,6 +66,7 @@ def takes(content: dict[str, Any]) -> dict[str, Any]:
 
 
 ELEMENTS_BODY = takes(ELEMENTS)
+EVENTS_BODY = takes({NDJSON: {"schema": {"type": "string"}, "examples": EVENTS}})
 MERGE_BODY = takes({JSON: {"schema": answers.MergeFrom.model_json_schema()}})
 STATE_BODY = takes({STATE: BINARY})
 STATE_ANSWER: Any = {200: {"content": {STATE: BINARY}, "description": "A safetensors file."}}
@@ -85,6 +90,7 @@ Seconds = Annotated[float | None, Query(allow_inf_nan=False)]
 Time = Annotated[Seconds, Query(description="When the elements happened, in seconds since 1970; now, unless given.")]
 Since = Annotated[Seconds, Query(description="Only elements from this time on, in seconds since 1970, in whole tiles.")]
 Until = Annotated[Seconds, Query(description="Only elements before this time.")]
+Last = Annotated[float | None, Query(gt=0, allow_inf_nan=False, description="Only elements of the last so many seconds.")]
 VALID_ID = TypeAdapter(answers.SetId).validator
 router = APIRouter()
 
@@ -145,6 +151,14 @@ def append_directly(api: FastAPI) -> ASGIApp:
             raise failure
 
     return app
+
+
+@router.post("/events", responses=problems(409, *CHANGES), openapi_extra=EVENTS_BODY, response_model=answers.Appended)
+async def add_events(request: Request, service: Served) -> Response:
+    """Add events to many sets, each with its own time: a line of JSON per event."""
+    content_type(request, NDJSON)
+    answer, replayed = await append_events(service, await request.body(), key_of(request))
+    return JSONResponse(answer.model_dump(), headers=REPLAYED if replayed else None)
 
 
 @router.post("/sets/{id}/merge", responses=problems(404, 409, *CHANGES), openapi_extra=MERGE_BODY, response_model=SetInfo)
@@ -216,21 +230,23 @@ async def predict_all(wanted: answers.PredictionRequest, service: Served) -> ans
 
 
 @router.websocket("/sets/{id}/live")
-async def live(id: Id, socket: WebSocket, service: Served) -> None:
+async def live(id: Id, socket: WebSocket, service: Served, last: Last = None) -> None:
     """Send {id, count, prediction} at once and whenever that changes. What a client sends is not read."""
     await accept(socket)
     service.metrics.watchers.inc()
     gone, sent = asyncio.create_task(_until_gone(socket)), ""
+    tiles = service.store.tiles
+    pause = None if last is None or tiles is None else max(1.0, tiles.tiling.tile)  # then elements may have become too old
     try:
         with service.watchers.watch(id) as changed:
             while True:
                 waiting = asyncio.create_task(changed.wait())
-                await asyncio.wait({gone, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({gone, waiting}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
                 if gone.done():
                     break
                 changed.clear()
-                message = await service.watchers.message(id)
+                message = await service.watchers.message(id, last)
                 if message != sent:  # a change may be read before its event is set: then the client has it already
                     await socket.send_text(message)
                     sent = message

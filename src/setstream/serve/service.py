@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from fastapi import WebSocket
 
 from setstream.errors import ConfigurationError, DataError, SetstreamError, ShapeError, StoreError, UnknownSetError
-from setstream.models.tiling import tile_number
 from setstream.serve.answers import InProgress, Prediction, PredictionRequest, Predictions, Problem, as_json, message_of
 from setstream.serve.bodies import parse_elements
 from setstream.serve.guard import Metrics, logger
@@ -45,10 +44,10 @@ async def accept(socket: WebSocket) -> None:
 class Watchers:
     """An event for each open WebSocket, by set. Everything here happens on the event loop."""
 
-    def __init__(self, compute: Callable[[str], Coroutine[Any, Any, str]]) -> None:
+    def __init__(self, compute: Callable[[str, float | None], Coroutine[Any, Any, str]]) -> None:
         self._compute = compute
         self._events: dict[str, set[asyncio.Event]] = {}
-        self._messages: dict[str, asyncio.Task[str]] = {}
+        self._messages: dict[tuple[str, float | None], asyncio.Task[str]] = {}
 
     @contextmanager
     def watch(self, id: str) -> Iterator[asyncio.Event]:
@@ -63,19 +62,22 @@ class Watchers:
             if not self._events[id]:
                 del self._events[id]
 
-    async def message(self, id: str) -> str:
-        """The message for all clients that watch a set: computed once between two changes."""
-        task = self._messages.get(id)
+    async def message(self, id: str, last: float | None) -> str:
+        """The message for all clients that watch a set, or its last seconds: computed once between two changes."""
+        key = id, last
+        task = self._messages.get(key)
         if task is None:
-            task = self._messages[id] = asyncio.create_task(self._compute(id))
-            task.add_done_callback(lambda done: self._messages.pop(id) if self._messages.get(id) is done else None)
+            task = self._messages[key] = asyncio.create_task(self._compute(id, last))
+            task.add_done_callback(lambda done: self._messages.pop(key) if self._messages.get(key) is done else None)
         return await asyncio.shield(task)
 
     def notify(self, ids: Sequence[str]) -> None:
         """These sets have changed."""
         if self._events:
-            for id in set(ids):
-                self._messages.pop(id, None)  # it may have been read before the change
+            changed = set(ids)
+            for key in [key for key in self._messages if key[0] in changed]:
+                del self._messages[key]  # it may have been read before the change
+            for id in changed:
                 for event in self._events.get(id, ()):
                     event.set()
 
@@ -121,7 +123,7 @@ class Service:
         parse = partial(parse_elements, kind, body, self.options.max_elements)
         elements = parse() if len(body) <= SMALL else await self.run_in_reader(parse)
         try:
-            result = await self.submit(Request(id, elements, tile=self._tile(time, now=True)), key, kind, body, time)
+            result = await self.submit(Request(id, elements, tile=self.tile(time, now=True)), key, kind, body, time)
         except ShapeError as error:
             if (width := self.store.encoder.width()) is None:
                 raise
@@ -133,7 +135,7 @@ class Service:
     async def upload(self, id: str, body: bytes, replace: bool, key: str | None = None, time: float | None = None) -> Changed:
         """Add a state that was made elsewhere, or replace the set by it."""
         part = await self.run_in_reader(self.store.parse, body)
-        return await self.submit(Request(id, part, replace, self._tile(time)), key, "state", body, time)
+        return await self.submit(Request(id, part, replace, self.tile(time)), key, "state", body, time)
 
     async def submit(self, request: Request, key: str | None, kind: str, body: bytes, time: float | None = None) -> Changed:
         """Make a change; with a key, once: the contents are recognised by their kind, bytes and time."""
@@ -148,14 +150,14 @@ class Service:
         finally:
             self._in_progress.discard((request.id, key))
 
-    def _tile(self, time: float | None, now: bool = False) -> int | None:
+    def tile(self, time: float | None, now: bool = False) -> int | None:
         """The tile of a time. Without one: of now, where elements are added; none, where a state is."""
         tiles = self.store.tiles
         if tiles is None and time is not None:
             raise ConfigurationError("this server keeps no times: its store has no tiles")
         if tiles is None or (time is None and not now):
             return None
-        return tile_number(clock.time() if time is None else time, tiles.tiling.tile)
+        return tiles.tiling.number(time)
 
     async def delete(self, id: str) -> None:
         """Delete a set."""
@@ -199,10 +201,11 @@ class Service:
         count, output = self.store.count_and_prediction(id, since=since, until=until)
         return Prediction(id=id, count=count, prediction=as_json(output), classes=self.classes)
 
-    async def _message(self, id: str) -> str:
-        """What a WebSocket is sent about a set."""
+    async def _message(self, id: str, last: float | None) -> str:
+        """What a WebSocket is sent about a set, or about its last seconds."""
         try:
-            answer: Prediction | Problem = await self.run_in_reader(self._known, id)
+            since = None if last is None else clock.time() - last
+            answer: Prediction | Problem = await self.run_in_reader(self._known, id, since)
         except SetstreamError as error:
             answer = Problem(detail=message_of(error))
         return answer.model_dump_json()

@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from setstream.errors import SetstreamError, ShapeError
+from setstream.errors import SetstreamError
 from setstream.serve.guard import Metrics
 from setstream.states.state import State
+from setstream.stores.encoding import encode_all
 from setstream.stores.store import Change, Changed, StateStore
 
 # The limits of a round: a larger one is hardly cheaper, and its first change waits for the last.
@@ -123,34 +123,3 @@ class Writer:
                 change.future.set_exception(result)
         made = [isinstance(result, Changed) and not result.replayed for result in results]
         self.changed([change.request.id for change in compress(pending, made)])
-
-
-def encode_all(store: StateStore, parts: Sequence[Tensor | State | str]) -> list[State | str | SetstreamError]:
-    """Elements as states, those of one shape and type in one update; an error for those that cannot be encoded."""
-    encoded: dict[int, State | SetstreamError] = {}
-    groups: dict[tuple[object, ...], dict[int, Tensor]] = {}
-    for place, part in enumerate(parts):
-        if isinstance(part, Tensor) and len(part):
-            groups.setdefault((part.dtype, part.shape[1:]), {})[place] = part
-        elif isinstance(part, Tensor):
-            encoded[place] = store.encoder.empty(1)
-    for group in groups.values():
-        states = _encode(store, list(group.values()))
-        if isinstance(states[0], SetstreamError):  # at least one of them is bad
-            states = [_encode(store, [tensor])[0] for tensor in group.values()]
-        encoded |= zip(group, states, strict=True)
-    return [part if not isinstance(part, Tensor) else encoded[place] for place, part in enumerate(parts)]
-
-
-@torch.no_grad()
-def _encode(store: StateStore, tensors: list[Tensor]) -> Sequence[State | SetstreamError]:
-    """A state for each tensor, or one error."""
-    device = store.encoder.device
-    try:
-        return list(store.encoder.update(None, [tensor.to(device) if device else tensor for tensor in tensors]))
-    except SetstreamError as error:
-        return [error]
-    except (RuntimeError, IndexError, ValueError, TypeError) as error:  # phi cannot read the elements
-        shape, kind = tuple(tensors[0].shape[1:]), str(tensors[0].dtype).removeprefix("torch.")
-        reason = str(error).partition("\n")[0]
-        return [ShapeError(f"the model cannot read elements of shape {shape} and type {kind}: {reason}")]

@@ -47,11 +47,10 @@ def lock_of(cursor: Cursor | tuple[str, str, Position] | None) -> set[str]:
     return set() if cursor is None else {f"cursor {json.dumps(cursor[:2])}"}
 
 
-def read_position(rows: Rows, source: str, partition: str) -> Position | None:
-    """The committed position of a consumer; None if there is none."""
-    select = f"SELECT position FROM {rows.cursors} WHERE source = %s AND part = %s"
-    found = rows.query(select, source, partition)
-    return json.loads(found[0][0]) if found else None
+def read_positions(rows: Rows, source: str) -> dict[str, Position]:
+    """The committed positions of the consumers of a source, by partition."""
+    found = rows.query(f"SELECT part, position FROM {rows.cursors} WHERE source = %s", source)
+    return {part: json.loads(position) for part, position in found}
 
 
 def move(transaction: Transaction, cursor: Cursor | tuple[str, str, Position]) -> None:

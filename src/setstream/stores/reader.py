@@ -13,7 +13,7 @@ from setstream.states.state import State
 from setstream.stores import checks
 from setstream.stores.backend import Rows
 from setstream.stores.cache import StateCache
-from setstream.stores.ledger import Position, read_position
+from setstream.stores.ledger import Position, read_positions
 from setstream.stores.tiles import TileRows
 
 
@@ -87,7 +87,11 @@ class StateReader:
 
     def position(self, source: str, partition: str = "") -> Position | None:
         """Where a consumer goes on: what the last `apply` with a cursor of this partition committed. None: there was none."""
-        return read_position(self.rows, source, partition)
+        return self.positions(source).get(partition)
+
+    def positions(self, source: str) -> dict[str, Position]:
+        """The `position` of each partition of a source."""
+        return read_positions(self.rows, source)
 
     def __len__(self) -> int:
         return int(self.rows.query(f"SELECT COUNT(*) FROM {self.rows.states}")[0][0])

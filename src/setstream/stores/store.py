@@ -32,7 +32,7 @@ from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 from setstream.stores import checks
 from setstream.stores.backend import Row, Rows, Transaction
-from setstream.stores.batch import Batch
+from setstream.stores.batch import Batch, Results
 from setstream.stores.cache import StateCache
 from setstream.stores.checks import Change, Changed, stack
 from setstream.stores.ledger import Cursor, Position, Replays, expire_keys, lock_of, move, record
@@ -224,8 +224,13 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
 
     @torch.no_grad()
     def apply(
-        self, changes: Sequence[Change], room: int | None = None, *, cursor: Cursor | tuple[str, str, Position] | None = None
-    ) -> list[Changed | SetstreamError]:
+        self,
+        changes: Sequence[Change],
+        room: int | None = None,
+        *,
+        cursor: Cursor | tuple[str, str, Position] | None = None,
+        before_commit: Callable[[Results], None] | None = None,
+    ) -> Results:
         """Make many changes in one transaction, in their order; returns for each its result, or the error that prevented it.
 
         A change that fails does not affect the others: one commit serves many callers. A part that the model cannot read, alone
@@ -236,6 +241,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             room: How many sets may be created.
             cursor: (source, partition, offset), or a `Cursor`: the position up to which a consumer has read. It is committed
                 with the changes, so that a consumer that was killed goes on after what it brought: `position` returns it.
+            before_commit: Called with the results. If it raises an error, nothing is changed.
 
         Raises:
             CursorError: If the store is at another position than the consumer believes: nothing is changed.
@@ -253,9 +259,12 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             if self.tiles is not None:
                 self.tiles.add(transaction, zip(fresh, batch.results, strict=True))
             record(transaction, zip(fresh, batch.results, strict=True))
+            results = replays.results(batch.results)
+            if before_commit is not None:
+                before_commit(results)
         given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
         self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
-        return replays.results(batch.results)
+        return results
 
     @torch.no_grad()
     def fill(self, states: Iterable[tuple[str, State] | Change], skip: Callable[[str, str], None] | None = None) -> None:

@@ -10,6 +10,7 @@ blocks of 32 and 1,024 tiles, at most 62 tiles, 62 blocks and N / 1024 large blo
 
 import json
 import math
+import time as clock
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeAlias
@@ -80,6 +81,13 @@ class Tiling:
     def facts(self) -> dict[str, str]:
         """What a store remembers of it."""
         return {"tile": json.dumps(self.tile), "sizes": json.dumps(self.sizes)}
+
+    def number(self, time: float | None) -> int:
+        """The number of the tile of a time; None: of now."""
+        number = math.floor((clock.time() if time is None else time) / self.tile)
+        if not FIRST < number < LAST:
+            raise ConfigurationError(f"times are seconds since 1970, and fewer than 2**53 tiles of {self.tile:g}; got {time}")
+        return number
 
     def rows_of(self, number: int, kept: Kept) -> list[tuple[int, int]]:
         """The (level, block) of the rows that a tile belongs to."""

@@ -154,6 +154,50 @@ def serve(
     """Serve a model and the states of many sets over HTTP, with a playground as its front page."""
 
 
+@command(
+    "setstream.cli.consume:run_consume",
+    "setstream consume runs/mine --states mine.db --name orders < orders.jsonl",
+    "setstream consume runs/mine redis://localhost:6379/0 --stream orders --consumer 0 --states mine.db --tile 3600",
+    "kcat -C -b db -t orders -p 0 -f '%o\\t%s\\n' -u | setstream consume runs/mine --states mine.db --name orders --offsets",
+    note="SIGTERM or Ctrl-C: what was read is committed. The same command goes on after what is in the store.",
+)
+def consume(
+    model: Model,
+    states: Annotated[str, Option(help="The store: a file or postgresql://...")],
+    source: Annotated[str, Argument(help="-: standard input; redis://...; or package.module:name of your own source.")] = "-",
+    tile: Annotated[float | None, Option(help="Keep states by tiles of so many seconds, too: 3600 for hours.")] = None,
+    name: Annotated[
+        str | None, Option(help="Of standard input: skip what the store has. Without it, all lines are new.")
+    ] = None,
+    partition: Annotated[str, Option(help="Of standard input: the partition, if there are several.")] = "",
+    offsets: Annotated[
+        bool, Option("--offsets", help="Each line begins with its offset and a tab, as kcat writes it.")
+    ] = False,
+    stream: Annotated[str | None, Option(help="Of Redis: the stream, whose entries have a field `event`.")] = None,
+    group: Annotated[str, Option(help="Of Redis: the consumer group.")] = "setstream",
+    consumer: Annotated[str, Option(help="Of Redis: this consumer's name, which it keeps after a restart.")] = "0",
+    set_column: Annotated[str, Option(help="The field of set ids.")] = "id",
+    columns: Annotated[
+        str | None, Option(help="The fields of an element's numbers.", show_default="element or elements")
+    ] = None,
+    time_column: Annotated[str | None, Option(help="The field of times, with tiles.", show_default="time, or now")] = None,
+    dead_letters: Annotated[
+        Path | None, Option(help="File for lines that cannot be read. Without it, they are an error.")
+    ] = None,
+    batch: Annotated[int, Option(help="Events per transaction, about.", min=1)] = 1000,
+    metrics_port: Annotated[
+        int | None, Option(help="Port of this machine for Prometheus: events, lag.", min=1, max=65535)
+    ] = None,
+    position: Annotated[bool, Option("--position", help="Print where the consumer would go on, and do nothing.")] = False,
+    threads: Annotated[int, Option(help="Threads of the computation.", min=1)] = 1,
+    chunks: Average = None,
+    device: Device = "auto",
+    builder: Builder = None,
+    trust: Trust = None,
+) -> None:
+    """Add events from a pipe, a file, Redis Streams or your own source to the states of many sets, each once."""
+
+
 @command("setstream.cli.report:run_report", "setstream report runs/clustering --out report.html")
 def report(
     folders: Annotated[list[Path], Argument(help="Run folders, or folders that hold some.")],
