@@ -109,7 +109,7 @@ def worker(mode: str, size: int, threads: int) -> None:
             z = ss.encode(encoder, torch.cat(list(Made(n)), dim=1), chunk_size=CHUNK, gradient=mode)
         else:
             z = ss.encode(encoder, ss.Chunks(Made(n)), gradient="exact" if mode in pools else mode)
-        sum(tensor.square().mean() for _, tensor in named_tensors(z)).backward()
+        torch.stack([tensor.square().mean() for _, tensor in named_tensors(z)]).sum().backward()
 
     step(CHUNK)  # libraries and thread pools, not the step, fill memory the first time
     before, start = peak_mib(), time.perf_counter()

@@ -193,7 +193,8 @@ def read_config(folder: Path) -> dict[str, Any]:
         )
     if config.get("format", FORMAT) != FORMAT:
         raise ConfigurationError(f"{folder} was written by a newer setstream (format {config['format']!r}): update setstream")
-    config = {"options": {}, "about": {}, "version": "0.1"} | config
+    standard: dict[str, Any] = {"options": {}, "about": {}, "version": "0.1"}
+    config = standard | config
     if not isinstance(config["options"], dict) or not isinstance(config["about"], dict):
         raise ConfigurationError(f"{folder / CONFIG} cannot be read: `options` and `about` are mappings")
     if str(config["version"]).startswith("0.1"):
