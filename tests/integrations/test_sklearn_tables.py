@@ -182,6 +182,7 @@ def test_served_models_answer_alike(made, tmp_path):
         assert client.post("/sets/a/elements", content=spoilt, headers=headers).status_code == 422
 
 
+@pytest.mark.slow
 def test_exported_models_answer_alike(made, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     from setstream.integrations import onnx

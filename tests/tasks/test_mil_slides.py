@@ -85,10 +85,10 @@ def test_a_bag_without_elements_has_no_scores():
         element_scores(whole, nothing)
 
 
-@pytest.mark.parametrize("name", ["deepsets", "sse"])
-def test_models_without_attention_score_elements_alone(name):
-    """SSE's slot-sigmoid gives every element the same attention in all: that is none."""
-    model, x = MODELS[name](in_dim=6).eval(), torch.randn(5, 6)
+@pytest.mark.parametrize(("name", "options"), [("deepsets", {}), ("sse", {"normalise": False})])
+def test_models_without_attention_score_elements_alone(name, options):
+    """SSE that is not normalised gives every element the same attention in all: that is none."""
+    model, x = MODELS[name](in_dim=6, **options).eval(), torch.randn(5, 6)
     found = element_scores(model, ArraySource(x), chunk_size=2)
     assert set(found.elements) == {"evidence", "alone"}
     with torch.no_grad():
