@@ -33,6 +33,7 @@ def test_a_dead_rank_is_an_error_and_not_a_hang(two_ranks):
     assert two_ranks.returncode != 0
 
 
+@pytest.mark.slow
 def test_four_ranks_agree_with_one_process():
     done = torchrun(4)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

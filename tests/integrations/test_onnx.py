@@ -100,6 +100,7 @@ def test_states_go_back_and_forth(exported):
         torch.testing.assert_close(model.finalize(ours), model(x), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_mixtures_and_fitted_classifiers_have_named_outputs(tmp_path):
     mixture = pretrained("umbc+set-transformer")
     sets, y = [np.full((3, 2), label, dtype="float32") for label in (0, 4) * 5], ["no", "yes"] * 5

@@ -107,6 +107,7 @@ def test_the_network_streams_merges_is_saved_and_answers_alike(tmp_path, chunk_s
         np.testing.assert_allclose(first.predict().detach(), wanted, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_network_is_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     from setstream.integrations import onnx
