@@ -373,3 +373,22 @@ def test_phi_that_makes_nan_does_not_poison_a_stream():
     with pytest.raises(NonFiniteError, match="phi returned NaN"):
         encoder.update(state, torch.zeros(1, 2, 3))
     assert torch.isfinite(encoder.finalize(state)).all()
+
+
+class RowsForSets(ss.DeepSets):
+    """A pool whose context has a row for each set, and another value in training mode."""
+
+    def prepare(self, state):
+        return {"factor": torch.full((len(state), 1, 1), 3.0 if self.training else 2.0)}
+
+    def accumulate(self, context, features, mask):
+        return super().accumulate(context, torch.bmm(features, context["factor"].expand(-1, features.shape[-1], 1)), mask)
+
+
+@torch.no_grad()
+def test_a_context_is_that_of_the_batch_and_the_mode():
+    encoder, x = ss.SetEncoder(torch.nn.Identity(), RowsForSets("sum", 1)).train(), torch.ones(5, 4, 1)
+    for training, batch in ((True, 5), (False, 5), (False, 3), (False, 5), (True, 3)):
+        encoder.train(training)
+        state = encoder.update(encoder.update(None, x[:batch]), x[:batch])
+        assert encoder.finalize(state).flatten().tolist() == [8.0 * (3.0 if training else 2.0)] * batch

@@ -106,15 +106,19 @@ class SetEncoder(Pretrained, nn.Module):
         return self.absorb(begun, self._context(begun), packed, features)
 
     def _context(self, state: State) -> Context:
-        """What the pool computes for a pass; without a draw and a graph, once for these weights."""
+        """What the pool computes for a pass; in eval mode, without a draw and a graph, once for these weights and batches."""
         if torch.is_grad_enabled():  # the slots need a gradient
             return self.pool.prepare(state)
-        if state.context is None and not state.has_draw and state.origin is not None:
-            known = state.origin.known
-            if "context" not in known:
-                known["context"] = self.pool.prepare(state)
-            return known["context"]
-        return self.pool.prepare(state) if state.context is None else state.context
+        if state.context is not None:
+            return state.context
+        if self.pool.training or state.has_draw or state.origin is None:
+            return self.pool.prepare(state)
+        known = state.origin.known
+        batch, context = known.get("context", (0, {}))
+        if batch != len(state):  # a pool may have a row for each set
+            context = self.pool.prepare(state)
+            known["context"] = (len(state), context)
+        return context
 
     def merge(self, state: State, other: State, *, chunks: str | None = None) -> State:
         """`state + other`, both checked to be of this encoder; `chunks` as in `update`."""

@@ -88,7 +88,7 @@ def fuses(queries: Tensor, rows: Tensor, offset: Tensor | None, activation: Acti
         and activation == ACTIVATIONS["softmax"]
         and rows.device.type == "cpu"
         and size >= FUSED_LEAST
-        and rows.stride(2) == 1
+        and rows.stride(2) == queries.stride(3) == 1
         and not (torch.is_grad_enabled() and (queries.requires_grad or rows.requires_grad))
         # One thread each takes a share of the queries of a set, but none a share of its elements.
         and batch * math.ceil(queries.shape[-2] / FUSED_QUERIES) >= torch.get_num_threads()

@@ -35,9 +35,9 @@ class MaximumBy(Accumulator):
 
     def _loses(self, other: Self) -> Tensor:
         """Where the winner is the other's: (B, C)."""
-        ours, theirs = self["features"], other["features"]
-        first = (ours != theirs).int().argmax(-1, keepdim=True)  # where they begin to differ
-        larger = (theirs.gather(-1, first) > ours.gather(-1, first)).squeeze(-1)
+        features, others = self["features"], other["features"]
+        first = (features != others).int().argmax(-1, keepdim=True)  # where they begin to differ
+        larger = (others.gather(-1, first) > features.gather(-1, first)).squeeze(-1)
         return torch.where(self["score"] == other["score"], larger, other["score"] > self["score"])
 
     def merge(self, other: Self) -> Self:
