@@ -42,17 +42,38 @@ def test_the_reach_covers_the_largest_logit():
     assert float(sums["reach"]) >= math.log(1000)
 
 
+@torch.no_grad()
 def test_what_it_cannot_do_is_done_in_blocks(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    queries, rows = torch.randn(1, 1, 4, 8), torch.randn(2, 64, 8)
-    assert fuses(queries, rows, None, SOFTMAX, None)
-    assert not fuses(queries, rows[:1], None, SOFTMAX, None)  # one of two threads would be idle
-    assert not fuses(queries, rows[:, :31], None, SOFTMAX, None)
-    assert not fuses(queries, rows, torch.zeros(1, 1, 4), SOFTMAX, None)
-    assert not fuses(queries, rows, None, ACTIVATIONS["sigmoid"], None)
-    assert not fuses(queries, rows, None, SOFTMAX, torch.ones(2, 64, dtype=torch.bool))
-    assert not fuses(queries, rows.mT.contiguous().mT, None, SOFTMAX, None)
-    assert not fuses(queries.requires_grad_(), rows, None, SOFTMAX, None)
+    rows = torch.randn(2, 64, 8)
+    assert fuses(rows, 4, None, SOFTMAX, None)
+    assert not fuses(rows[:1], 4, None, SOFTMAX, None)  # one of two threads would be idle
+    assert not fuses(rows[:, :31], 4, None, SOFTMAX, None)
+    assert not fuses(rows, 4, torch.zeros(1, 1, 4), SOFTMAX, None)
+    assert not fuses(rows, 4, None, ACTIVATIONS["sigmoid"], None)
+    assert not fuses(rows, 4, None, SOFTMAX, torch.ones(2, 64, dtype=torch.bool))
+    assert not fuses(rows.mT.contiguous().mT, 4, None, SOFTMAX, None)
+    with torch.enable_grad():
+        assert not fuses(rows, 4, None, SOFTMAX, None)
+
+
+class Doubled(ss.UMBC):
+    """A user's pool with a result of its own."""
+
+    def finalize(self, state):
+        return 2.0 * super().finalize(state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [ss.UMBC, Doubled])
+@pytest.mark.parametrize("slots", ["learned", "gaussian"])
+def test_whole_sets_need_no_state(kind, slots):
+    """The fused forward pass is `finalize` of the state, also with a residual, several heads and a batch of one."""
+    pool = kind(8, 4, 8, 12, 2, slots=slots, slot_residual=True, norm_after=True).eval()
+    x = torch.randn(3, 100, 8)
+    for sets in (x, x[:1]):
+        expected = pool.finalize(pool.absorb_whole(sets.double(), None)).float()
+        torch.testing.assert_close(pool(sets), expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

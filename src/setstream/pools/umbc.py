@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.pools.activations import ACTIVATIONS, Activation, resolve
 from setstream.pools.base import Context, Cotangents, Pool, Want, given_slots
-from setstream.pools.kernels.block_sums import log_weights
+from setstream.pools.kernels.block_sums import fused_means, fuses, log_weights
 from setstream.pools.kernels.shared_rows import pull_back, shared_rows
 from setstream.pools.kernels.weighted_sums import weighted_sums
 from setstream.pools.slots import Slots
@@ -151,13 +151,16 @@ class UMBC(Pool):
         """The scaled queries (B or 1, G, R, E), with Wk inside if folded; what bk adds to the logits; Q where it is added."""
         with self._no_autocast():
             slots = self._queries(state)
-            queries = self._split(slots) * (self.out_dim // self.heads) ** -0.5  # (B, H, K, d/H)
+            queries = self._split(slots * (self.out_dim // self.heads) ** -0.5)  # (B, H, K, d/H)
             context = {"slots": slots} if self.slot_residual else {}
             if self.key.bias is not None:
                 bias = self.key.bias.to(queries.dtype).view(self.heads, -1, 1)
                 context["offset"] = (queries @ bias).squeeze(-1)  # (B, H, K)
             if self.folded:
-                queries = (queries @ self._heads_of(self.key, queries.dtype)).flatten(1, 2).unsqueeze(1)  # (B, 1, H K, in_dim)
+                keys = self._heads_of(self.key, queries.dtype)
+                # One set of queries needs no copies of the keys, and fewer operations.
+                folded = torch.bmm(queries[0], keys)[None] if queries.shape[0] == 1 else queries @ keys
+                queries = folded.flatten(1, 2).unsqueeze(1)  # (B, 1, H K, in_dim)
             context["queries"] = queries
             return context
 
@@ -186,6 +189,20 @@ class UMBC(Pool):
             to_context = {"queries": bars.queries.unsqueeze(1)}
             return bars.rows, to_context if bars.offset is None else to_context | {"offset": bars.offset}
 
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z of whole sets (B, N, in_dim). A softmax without a graph is one fused attention, and needs no state."""
+        fitting = features.dim() == 3 and features.shape[-1] == self.in_dim and features.is_floating_point()
+        plain = self.has_pull_back and type(self).finalize is UMBC.finalize  # no subclass has another state or result
+        queries = self.heads * self.num_slots
+        if not (fitting and plain and fuses(features, queries, self.key.bias, self.activation, mask)):
+            return super().forward(features, mask)
+        with self._no_autocast():
+            batch = features.shape[0]
+            state = State(self.draw_accumulators(batch, features.device, None), features.new_empty(batch))
+            context, rows = self._common(self.prepare(state), features)
+            means, _ = fused_means(context["queries"], rows)
+            return self._to_slots(means.view(batch, self.heads, self.num_slots, -1), None, state)
+
     def finalize(self, state: State) -> Tensor:
         with self._no_autocast():
             pooled = cast(LogSums, state.accumulators["pooled"])
@@ -195,15 +212,16 @@ class UMBC(Pool):
                 values, weight = pooled.true_sums()
             return self._to_slots(values, weight, state)
 
-    def _to_slots(self, values: Tensor, weight: Tensor, state: State) -> Tensor:
-        """z from pooled values (B, H, K, E) and the factor of bv in each slot (B, H, K)."""
+    def _to_slots(self, values: Tensor, weight: Tensor | None, state: State) -> Tensor:
+        """z from pooled values (B, H, K, E) and the factor of bv in each slot (B, H, K); None: one."""
         dtype = torch.promote_types(self.value.weight.dtype, torch.float32)
         values = values.to(dtype).transpose(0, 1)  # (H, B, K, E)
         if self.folded:
             values = torch.bmm(values.flatten(1, 2), self._heads_of(self.value, dtype).mT).unflatten(1, values.shape[1:3])
         if self.value.bias is not None:
             bias = self.value.bias.to(dtype).view(self.heads, 1, 1, -1)
-            values = torch.addcmul(values, weight.to(dtype).transpose(0, 1).unsqueeze(-1), bias)
+            factor = None if weight is None else weight.to(dtype).transpose(0, 1).unsqueeze(-1)
+            values = values + bias if factor is None else torch.addcmul(values, factor, bias)
         z = values.permute(1, 2, 0, 3).flatten(2)  # (B, K, d)
         if self.slot_residual:
             z = z + self._queries(state)

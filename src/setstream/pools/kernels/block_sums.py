@@ -79,27 +79,32 @@ def block_sums(
     return LogSums(**sums if reach is None else sums | {"reach": reach})
 
 
-def fuses(queries: Tensor, rows: Tensor, offset: Tensor | None, activation: Activation, mask: Tensor | None) -> bool:
-    """Whether `fused_sums` computes these sums, and in less time than `block_sums`."""
-    batch, size = rows.shape[:2]
+def fuses(rows: Tensor, queries: int, offset: Tensor | None, activation: Activation, mask: Tensor | None) -> bool:
+    """Whether fused attention computes the sums of so many queries, and in less time than `block_sums`."""
     return (
         offset is None
         and mask is None
         and activation == ACTIVATIONS["softmax"]
         and rows.device.type == "cpu"
-        and size >= FUSED_LEAST
-        and rows.stride(2) == queries.stride(3) == 1
-        and not (torch.is_grad_enabled() and (queries.requires_grad or rows.requires_grad))
+        and rows.shape[1] >= FUSED_LEAST
+        and rows.stride(2) == 1
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
         # One thread each takes a share of the queries of a set, but none a share of its elements.
-        and batch * math.ceil(queries.shape[-2] / FUSED_QUERIES) >= torch.get_num_threads()
+        and rows.shape[0] * math.ceil(queries / FUSED_QUERIES) >= torch.get_num_threads()
     )
 
 
-def fused_sums(queries: Tensor, rows: Tensor, slots: Slots) -> LogSums:
-    """The sums of rows that are keys and values at once: queries (b, 1, R, E), rows (b, n, E), without a graph."""
+def fused_means(queries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Weighted means (b, 1, R, E) of rows (b, n, E), keys and values at once, and log Σ e^l; queries (b or 1, 1, R, E)."""
     keys = rows.unsqueeze(1)
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    means, shift = attend(queries, keys, keys, 0.0, False, scale=1.0)
+    queries = queries.expand(keys.shape[0], -1, -1, -1)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(queries, keys, keys, 0.0, False, scale=1.0)
+
+
+def fused_sums(queries: Tensor, rows: Tensor, slots: Slots) -> LogSums:
+    """The sums of rows that are keys and values at once, without a graph; see `fused_means`."""
+    means, shift = fused_means(queries, rows)
     shift = shift.reshape(slots)
     # The largest logit is at most the shift, and at least log n below it.
     sums = {"numerator": means.reshape(*slots, -1), "normaliser": torch.ones_like(shift), "shift": shift}

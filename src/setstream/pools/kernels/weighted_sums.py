@@ -68,8 +68,8 @@ def weighted_sums(
         return block(features, queries, offset, mask)
     if not size:
         raise ShapeError("a chunk has at least one element")
-    if project is None and kept is None and fuses(queries, features, offset, activation, mask):
-        return fused_sums(queries.expand(batch, -1, -1, -1), features, (batch, *slots))
+    if project is None and kept is None and fuses(features, slots[0] * slots[1], offset, activation, mask):
+        return fused_sums(queries, features, (batch, *slots))
     together, step = block_shape(features, slots[0] * slots[1])
     if together >= batch and step >= size:
         return block(features, queries, offset, mask)
