@@ -9,16 +9,18 @@ from setstream.nn.mlp import begin_near
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("more", [0, 6])
 @pytest.mark.parametrize(("heads", "used", "beside"), [(1, 8, 0), (2, 3, 5), (4, 2, 0)])
-def test_logits_begin_as_products_of_the_numbers_used(heads, used, beside, bias):
+def test_logits_begin_as_products_of_the_numbers_used(heads, used, beside, more, bias):
     generator = torch.Generator().manual_seed(0)
-    query, key = nn.Linear(used, 8, bias=False).double(), nn.Linear(used + beside, 8, bias=bias).double()
+    query, key = nn.Linear(used + more, 8, bias=False).double(), nn.Linear(used + beside, 8, bias=bias).double()
     sizes = torch.rand(heads, generator=generator).double() + 0.1
     begin_near(query, key, sizes, used)
-    anchors, elements = torch.randn(5, used, generator=generator).double(), torch.randn(7, used + beside, generator=generator)
+    anchors = torch.randn(5, used + more, generator=generator).double()
+    elements = torch.randn(7, used + beside, generator=generator)
     q, k = (rows.unflatten(-1, (heads, -1)).transpose(0, 1) for rows in (query(anchors), key(elements.double())))
     logits = q @ k.mT / (8 // heads) ** 0.5
-    torch.testing.assert_close(logits, sizes.view(-1, 1, 1) * (anchors @ elements[:, :used].double().T))
+    torch.testing.assert_close(logits, sizes.view(-1, 1, 1) * (anchors[:, :used] @ elements[:, :used].double().T))
     logits.softmax(-1)[:, :, 0].sum().backward()
     assert (query.weight.grad.norm(dim=1) > 0).all(), "every row of the query can learn"
 
@@ -28,5 +30,5 @@ def test_what_does_not_fit_is_refused():
         begin_near(nn.Linear(5, 8, bias=False), nn.Linear(5, 8, bias=False), torch.ones(2), 5)
     with pytest.raises(ConfigurationError, match="without a bias; got Linear"):
         begin_near(nn.Linear(4, 8), nn.Linear(4, 8), torch.ones(2), 4)
-    with pytest.raises(ConfigurationError, match="anchors of 3 numbers"):
-        begin_near(nn.Linear(4, 8, bias=False), nn.Linear(4, 8, bias=False), torch.ones(2), 3)
+    with pytest.raises(ConfigurationError, match="anchors of 4 numbers"):
+        begin_near(nn.Linear(3, 8, bias=False), nn.Linear(4, 8, bias=False), torch.ones(2), 4)

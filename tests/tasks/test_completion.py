@@ -7,6 +7,7 @@ from PIL import Image
 from torch.distributions import Normal
 
 import setstream as ss
+from setstream import testing
 from setstream.data.images import celeba, cifar10, pictures
 from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.completion import MODELS, AnchoredDecoder, Completion, Decoder, Field, as_pixels, places
@@ -97,6 +98,17 @@ def test_anchors_lie_evenly_over_the_image():
         assert (per_cell - count // 16).abs().max() <= 2, per_cell
         nearest = torch.cdist(anchors, anchors).fill_diagonal_(9).amin(1)
         assert nearest.min() > 0.5 / count**0.5  # at random, the closest two would lie much closer
+
+
+def test_anchors_in_two_passes_are_consistent_and_start_near_the_same_places():
+    model = umbc_anchors(num_slots=16, width=64, waves=2, passes=2).double()
+    pixels = torch.rand(2, 60, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    testing.check_mini_batch_consistency(model.encoder.eval(), pixels)
+    testing.check_exact_gradient(model.encoder, pixels, chunk_size=13)
+    pool = model.encoder.pool
+    places = torch.zeros(16, pool.pool(2).query.in_features, dtype=torch.float64)
+    places[:, :8] = pool.between[0].places.detach()
+    torch.testing.assert_close(pool.pool(2).query(places), pool.pool(1).query(pool.pool(1).slots.mean))
 
 
 def test_anchors_begin_by_reading_what_lies_around_them():

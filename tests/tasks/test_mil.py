@@ -31,6 +31,14 @@ def needles(count=40, seed=0):
     return Bags(bags, labels)
 
 
+def test_slots_of_a_second_pass_are_consistent_and_have_exact_gradients():
+    model = MODELS["umbc+set-transformer"](in_dim=6, widths=[16], num_slots=8, passes=2).double()
+    assert model.encoder.passes == 2
+    bag = torch.randn(1, 40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    testing.check_mini_batch_consistency(model.encoder, bag)
+    testing.check_exact_gradient(model.encoder, bag, chunk_size=7)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("two_stream", [False, True])
 def test_every_model_learns_needles(name, two_stream, tmp_path):

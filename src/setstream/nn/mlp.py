@@ -36,16 +36,17 @@ def begin_near(query: nn.Linear, key: nn.Linear, sizes: Tensor, used: int) -> No
         l_h = s_h ⟨a, x⟩                  the logit of head h, over the first `used` numbers; `sizes` s (H,)
 
     With random projections, all queries see the mean of a set. Where near elements belong together (places of an image, vectors
-    of words), slots can start spread over that space. All of it is trained.
+    of words), slots can start spread over that space. Other numbers of an anchor have no effect at first. All of it is trained.
     """
     width = query.out_features // len(sizes)
     if used > width:
         raise ConfigurationError(f"a head of width {width} cannot hold the {used} numbers that tell anchors apart")
-    if query.in_features != used or "bias" in dict(query.named_parameters()):
+    if query.in_features < used or "bias" in dict(query.named_parameters()):
         raise ConfigurationError(f"anchors of {used} numbers are projected without a bias; got {query}")
     # A square root for each of the two; attention divides by the root of a head's width.
     scales = (sizes * width**0.5).sqrt().view(-1, 1, 1)  # (H, 1, 1)
-    query.weight.copy_((scales * torch.eye(width, used)).flatten(0, 1))
+    query.weight.copy_((scales * torch.eye(width, query.in_features)).flatten(0, 1))
+    query.weight[:, used:] = 0.0
     # The rest of a head: the query starts at zero, and the key keeps its values, so that the query gets a gradient.
     by_head = key.weight.view(len(sizes), width, -1)
     by_head[:, :used] = scales * torch.eye(used, key.in_features)

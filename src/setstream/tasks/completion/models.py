@@ -18,7 +18,8 @@ features shrink from layer to layer, or He's ("he"), which keeps their size. Slo
 
 ⟨γ(a), γ(p)⟩ = Σ_i cos 2^i π(a - p), for x and for y, is largest at p = a; its exponential is a product of bumps around the
 anchor, wide in the first head and narrow in the last. This is the initialisation only: anchors and projections, and with them
-the sizes s_h, are learned. Capacity grows with the number of slots, where the paper's single vector per image limits it.
+the sizes s_h, are learned. Capacity grows with the number of slots, where the paper's single vector per image limits it. With
+several passes, [γ(a_k), SABs(z)_k] are the slots of the next one, which starts near the same places.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.nn import SAB, DiffEM, FSPool, SetTransformer
 from setstream.nn.mlp import begin_near, initialise, mlp
-from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE
+from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE, MultiPass
 from setstream.pools.base import Pool
 from setstream.tasks.completion.field import Decoder, FieldHead, GaussianDecoder, Waves
 from setstream.tasks.registry import Builder, ShippedModels, variants
@@ -142,19 +143,43 @@ class AnchoredDecoder(GaussianDecoder):
         return rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
-def umbc_anchors(channels: int = 3, width: int = WIDTH, waves: int = 4, init: str = "he", num_slots: int = SLOTS) -> SetModel:
+class AnchoredSlots(nn.Module):
+    """The slots of the next pass (B, K, used + width): the waves of the anchors, and what a body makes of the slots."""
+
+    def __init__(self, places: Tensor, body: nn.Module) -> None:
+        super().__init__()
+        self.places, self.body = nn.Parameter(places.clone()), body
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.cat([self.places.expand(len(z), -1, -1), self.body(z)], -1)
+
+
+def umbc_anchors(
+    channels: int = 3, width: int = WIDTH, waves: int = 4, init: str = "he", num_slots: int = SLOTS, passes: int = 1
+) -> SetModel:
     """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it."""
     if not 1 <= waves <= width // HEADS // 4:
         raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")
     anchors, features, used = spread(num_slots), AnchoredFeatures(waves, width, channels), 4 * waves
-    pool = UMBC(used + width, num_slots, slot_dim=used, out_dim=width, heads=HEADS, slot_norm=False, norm_after=True)
+    places = Waves(waves)(anchors)[:, :used]
+
+    def reading(slot_dim: int, **options: Any) -> UMBC:
+        pool = UMBC(used + width, num_slots, slot_dim, out_dim=width, heads=HEADS, slot_norm=False, norm_after=True, **options)
+        begin_near(pool.query, pool.key, head_sizes(HEADS), used)
+        return pool
+
+    def body() -> nn.Sequential:
+        return nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
+
+    first = reading(used)
     with torch.no_grad():
-        pool.slots.mean.copy_(Waves(waves)(anchors)[:, :used])
-    begin_near(pool.query, pool.key, head_sizes(HEADS), used)
+        first.slots.mean.copy_(places)
     decoder = AnchoredDecoder(anchors, waves, width, HEADS, channels)
     initialise(nn.ModuleList([features, decoder.rest]), init)  # not the decoder's attention
-    body = nn.Sequential(*(SAB(width, HEADS, layer_norm=True) for _ in range(2)))
-    return SetModel(SetEncoder(features, pool), FieldHead(body, decoder))
+    last = body()
+    pools = [first, *(reading(used + width, slots="given") for _ in range(1, passes))]
+    pool = MultiPass(pools, [AnchoredSlots(places, body()) for _ in pools[1:]]) if passes > 1 else first
+    return SetModel(SetEncoder(features, pool), FieldHead(last, decoder))
 
 
 _PARTS = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool, "diff-em": diff_em}

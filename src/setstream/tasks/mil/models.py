@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn import DiffEM, FSPool
+from setstream.nn import SAB, DiffEM, FSPool
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.mlp import mlp
 from setstream.nn.set_transformer import set_transformer_head
-from setstream.pools import DSMIL, SSE, UMBC, DeepSets, GatedAttention, Parallel, Projected
+from setstream.pools import DSMIL, SSE, UMBC, DeepSets, GatedAttention, MultiPass, Parallel, Projected
 from setstream.pools.base import Pool
 from setstream.tasks.registry import variants
 
@@ -105,10 +105,13 @@ def sse(width: int, num_slots: int = SLOTS, normalise: bool = True) -> Parts:
     return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise), _two_layers(width)
 
 
-def umbc_set_transformer(width: int, **options: Any) -> Parts:
-    """UMBC, then SAB and PMA with dropout on the slots."""
-    pool = UMBC(width, **(UMBC_OPTIONS | options))
-    return pool, set_transformer_head(pool.out_dim, HEADS)
+def umbc_set_transformer(width: int, passes: int = 1, **options: Any) -> Parts:
+    """UMBC, then SAB and PMA with dropout on the slots. With `passes`, a SAB makes the slots of each pass but the first."""
+    options = UMBC_OPTIONS | options
+    first = UMBC(width, **options)
+    later = [UMBC(width, first.num_slots, first.out_dim, first.out_dim, HEADS, slots="given") for _ in range(1, passes)]
+    between = [SAB(first.out_dim, HEADS, layer_norm=True) for _ in later]
+    return MultiPass([first, *later], between) if later else first, set_transformer_head(first.out_dim, HEADS)
 
 
 def umbc_diff_em(width: int, **options: Any) -> Parts:
