@@ -84,5 +84,9 @@ def test_norms_are_those_of_the_gradients(activation, slots):
     given = [t.double() for t in (queries, rows, offset)], mask, [t.double() for t in (shift, numerator, normaliser)]
     rows_bar, norms = (pull_back(*given[0], activation, mask, *given[2], want=want).rows for want in ("rows", "norms"))
     torch.testing.assert_close(norms, rows_bar.norm(dim=-1), rtol=1e-9, atol=1e-12)
+    alone = pull_back(*given[0], activation, mask, *given[2], want="rows only")
+    assert alone.queries is None
+    assert alone.offset is None
+    assert torch.equal(alone.rows, rows_bar)
     assert bool((norms[~mask] == 0).all())
     assert bool((norms[mask] > 0).all())

@@ -346,7 +346,7 @@ class WayBack:
         all_sets = self.whole
         if factor is not None:
             all_sets = all_sets | {name: t * align(factor.to(t), t) for name, t in all_sets.items() if name in self.graded}
-        result = features.new_empty({"rows": features.shape, "norms": features.shape[:1]}.get(want or "", (0,)))
+        result = features.new_empty((0,) if want is None else features.shape[:1] if want == "norms" else features.shape)
         size = block_size(features.device, max(self.pool.width, features.shape[-1]))
         batch = len(self.run.empty)
         with torch.no_grad(), self.run.autocast():
@@ -389,7 +389,7 @@ class PoolGradient:
 
 def through_pools(gradients: list[PoolGradient], index: int, block: Packed, features: Tensor) -> Tensor:
     """g of a block's features, the sum of what all passes want."""
-    wanted = (one.to_features(index, block, features, GradientSums([]), "rows") for one in gradients)
+    wanted = (one.to_features(index, block, features, GradientSums([]), "rows only") for one in gradients)
     rows = [g for g in wanted if g is not None]
     return sum(rows[1:], start=rows[0]) if rows else torch.zeros_like(features)
 

@@ -24,7 +24,7 @@ Context = dict[str, Tensor]
 # The tensors of a whole set's accumulators by accumulator and name: cotangents where they carry a gradient, values elsewhere.
 Cotangents = dict[tuple[str, str], Tensor]
 
-Want = Literal["rows", "norms"] | None
+Want = Literal["rows", "norms", "rows only"] | None
 Key = TypeVar("Key")
 
 #: Methods of pools by their names in 0.1.
@@ -174,7 +174,8 @@ class Pool(nn.Module):
             features: as in `accumulate`.
             mask: as in `accumulate`.
             whole: The cotangents of the accumulators of the whole sets, and their other tensors.
-            want: Of the features: "rows", their cotangents; "norms", the norms of these; or nothing.
+            want: Of the features: "rows", their cotangents; "norms", the norms of these; or nothing. With "rows only", the
+                cotangents of the context are not needed and may be left out.
 
         Returns:
             The cotangents of the features, (B, n, in_dim), or their norms, (B, n); and those of the context, for each set.

@@ -186,7 +186,7 @@ class UMBC(Pool):
             shift, numerator, normaliser = (whole["pooled", name].to(features.dtype) for name in names)
             queries, offset = context["queries"].flatten(1, 2), context.get("offset")
             bars = pull_back(queries, features, offset, self.activation, mask, shift, numerator.flatten(1, 2), normaliser, want)
-            to_context = {"queries": bars.queries.unsqueeze(1)}
+            to_context = {} if bars.queries is None else {"queries": bars.queries.unsqueeze(1)}
             return bars.rows, to_context if bars.offset is None else to_context | {"offset": bars.offset}
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ class Bars(NamedTuple):
     """Cotangents of a block: of its rows (b, n, E), or their norms (b, n); of queries (b, R, E); of the offset (b, H, K)."""
 
     rows: Tensor | None
-    queries: Tensor
+    queries: Tensor | None
     offset: Tensor | None
 
 
@@ -38,14 +38,14 @@ def pull_back(
     shift: Tensor,
     numerator_bar: Tensor,
     normaliser_bar: Tensor,
-    want: Literal["rows", "norms"] | None = "rows",
+    want: Literal["rows", "norms", "rows only"] | None = "rows",
     kept: tuple[Tensor, Tensor] | None = None,
 ) -> Bars:
     """The cotangents of one block, given those of the whole's sums, which are relative to `shift`.
 
     kept: the block's own weights (b, R, n) and shift, of a softmax.
     queries (b or 1, R, E), rows (b, n, E), offset (b or 1, H, K), mask (b, n); shift, normaliser_bar (b, H, K),
-    numerator_bar (b, R, E). want: x̄ of the rows, |x̄| of each of them, or nothing (None).
+    numerator_bar (b, R, E). want: x̄ of the rows, |x̄| of each of them, or nothing (None); "rows only": x̄, and no q̄ and b̄.
     """
     slots, batch = shift.shape, len(rows)
     queries = queries.expand(batch, -1, -1)
@@ -73,12 +73,12 @@ def pull_back(
     if not softmax:
         (through,) = torch.autograd.grad(given, logits, bars.view_as(given))
         bars = through.flatten(1, 2)
-    queries_bar = torch.bmm(bars, rows)
-    offset_bar = None if offset is None else bars.sum(-1).view(slots)
+    queries_bar = None if want == "rows only" else torch.bmm(bars, rows)
+    offset_bar = None if offset is None or want == "rows only" else bars.sum(-1).view(slots)
     if want is None:
         return Bars(None, queries_bar, offset_bar)
     both, factors = torch.cat([weights, bars], 1), torch.cat([numerator_bar, queries], 1)
-    if want == "rows":
+    if want != "norms":
         return Bars(torch.bmm(both.mT, factors), queries_bar, offset_bar)
     if both.shape[1] >= rows.shape[2]:
         return Bars(torch.linalg.vector_norm(torch.bmm(both.mT, factors), dim=-1), queries_bar, offset_bar)
@@ -141,7 +141,8 @@ class SharedRows(torch.autograd.Function):
                 number += 2
                 if bars.rows is not None:
                     rows_bar[part] = bars.rows
-                for total, bar in ((queries_bar, bars.queries.unsqueeze(1)), (offset_bar, bars.offset)):
+                to_queries = None if bars.queries is None else bars.queries.unsqueeze(1)
+                for total, bar in ((queries_bar, to_queries), (offset_bar, bars.offset)):
                     if total is not None and bar is not None:
                         add_bar(total, bar, sets)
         totals = zip((queries_bar, rows_bar, offset_bar), wanted, strict=True)
