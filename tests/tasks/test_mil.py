@@ -12,7 +12,7 @@ from torch import nn
 import setstream as ss
 from setstream import testing
 from setstream.cli.train import summarise
-from setstream.errors import ConfigurationError, DataError
+from setstream.errors import ConfigurationError, ConsistencyError, DataError
 from setstream.tasks.mil import Bags, Mil, classic, folds, read_bags
 from setstream.tasks.mil.metrics import auroc, best_threshold, f1, intervals, summary
 from setstream.tasks.mil.models import MODELS
@@ -42,25 +42,77 @@ def test_slots_of_a_second_pass_are_consistent_and_have_exact_gradients():
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("two_stream", [False, True])
 def test_every_model_learns_needles(name, two_stream, tmp_path):
-    if name == "ds-mil" and two_stream:
-        pytest.skip("DS-MIL has two streams of its own")
+    if name in ("ds-mil", "transmil") and two_stream:
+        pytest.skip("DS-MIL has two streams of its own, and TransMIL takes long")
     task = Mil(bags=needles(), count=4)
     options = {"widths": [32]} | ({} if name == "ds-mil" else {"two_stream": two_stream})
     options |= {"num_slots": 8} if name.startswith(("umbc", "sse")) else {}
+    steps = 50 if name == "transmil" else 150
     config = TrainConfig(
-        "mil", name, model_options=options, steps=150, batch=4, lr=3e-3, gradient="full", schedule="cosine", tensorboard=False
+        "mil", name, model_options=options, steps=steps, batch=4, lr=3e-3, gradient="full", schedule="cosine", tensorboard=False
     )
     result = Trainer(task, config, tmp_path, shown=False).run()
     assert result.metrics["auroc"] > 0.8, result.metrics
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "transmil"])
 def test_models_are_consistent_in_both_streams(name):
     torch.manual_seed(0)
     model = MODELS[name](in_dim=6, widths=[16], two_stream=name != "ds-mil").eval()
     testing.check_mini_batch_consistency(model.encoder, torch.randn(2, 50, 6))
     logits = model(torch.randn(3, 20, 6))
     assert logits.shape == (3, 2)
+
+
+def test_transmil_refuses_chunks():
+    model = MODELS["transmil"](in_dim=6, widths=[16]).eval()
+    state = model.encoder.update(None, torch.randn(1, 20, 6))
+    with pytest.raises(ConsistencyError, match=r"ChunkMean\(TransMIL\) is not.*Give each set in one piece"):
+        model.encoder.update(state, torch.randn(1, 20, 6))
+    task = Mil(bags=needles(), count=4)
+    config = TrainConfig("mil", "transmil", model_options={"widths": [16]}, steps=1, batch=2, tensorboard=False)
+    with pytest.raises(ConsistencyError, match="transmil is not mini-batch consistent"):
+        Trainer(task, config, "unused", shown=False)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_branches_of_clam_are_attention_and_a_classifier_for_each_class(outputs):
+    """clam-mb by its formula, in one pass over plain tensors; one output is the difference of two classes."""
+    torch.manual_seed(0)
+    model = MODELS["clam-mb"](in_dim=6, outputs=outputs).double().eval()
+    pool, decoder = model.encoder.pool, model.head.decoder
+    x = torch.randn(40, 6, dtype=torch.float64)
+    h = model.encoder.phi(x)
+    assert (pool.in_dim, pool.hidden, pool.branches) == (512, 256, max(outputs, 2))
+    weights = pool.score(pool.content(h) * pool.gate(h)).softmax(0)
+    logits = torch.stack([weights[:, c] @ h @ decoder.weight[c] + decoder.bias[c] for c in range(pool.branches)])
+    expected = logits if outputs > 1 else logits[1:] - logits[:1]
+    torch.testing.assert_close(model(x[None])[0], expected)
+    if outputs == 1:
+        torch.testing.assert_close(model(x[None])[0].sigmoid(), logits.softmax(0)[1:])
+
+
+def test_branches_of_acmil_have_classifiers_while_training():
+    torch.manual_seed(0)
+    model = MODELS["acmil"](in_dim=6, widths=[8]).double().eval()
+    x = torch.randn(2, 40, 6, dtype=torch.float64)
+    z = model.encoder(x)
+    assert z.shape == (2, 5, 8)
+    torch.testing.assert_close(model(x), model.head.decoder.bag(z.mean(1)))
+    trained = model.train()(x)
+    assert trained.shape == (2, 6)
+    torch.testing.assert_close(trained[:, 5:], model.eval()(x))
+    one = model.head.decoder
+    torch.testing.assert_close(trained[:, 2], z[:, 2] @ one.weight[2] + one.bias[2])
+
+
+def test_published_widths_are_the_default():
+    widths = {name: MODELS[name](in_dim=6).encoder.pool.in_dim for name in ("ab-mil", "clam-sb", "acmil", "simlp", "transmil")}
+    assert widths == {"ab-mil": 128, "clam-sb": 512, "acmil": 512, "simlp": 6, "transmil": 512}
+    x = torch.randn(1, 9, 6)
+    torch.testing.assert_close(MODELS["ab-mil"](in_dim=6, widths=[], outputs=0, branches=2)(x).shape, torch.Size([1, 12]))
+    simlp = MODELS["simlp"](in_dim=6)
+    torch.testing.assert_close(simlp(x), simlp.head.decoder(x.mean(1)))
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("umbc")])

@@ -1,9 +1,9 @@
-"""Interfaces to scikit-learn, PyG and ONNX, each imported at its first use; each needs its own extra."""
+"""Interfaces to scikit-learn, PyG and ONNX, each with its extra, and to weights of MIL libraries; imported at first use."""
 
 from importlib import import_module
 from types import ModuleType
 
-NAMES = ("onnx", "pyg", "sklearn")
+NAMES = ("mil", "onnx", "pyg", "sklearn")
 
 
 def __getattr__(name: str) -> ModuleType:

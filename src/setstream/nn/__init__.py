@@ -8,5 +8,8 @@ from setstream.nn.fspool import FSPool
 from setstream.nn.mil import DSMIL, GatedAttention
 from setstream.nn.set_transformer import ISAB, MAB, PMA, SAB, SetTransformer
 from setstream.nn.standardise import Standardise
+from setstream.nn.transmil import TransMIL
 
-__all__ = ["DSMIL", "ISAB", "MAB", "PMA", "SAB", "DiffEM", "FSPool", "GatedAttention", "SetTransformer", "Standardise"]
+__all__ = [
+    "DSMIL", "ISAB", "MAB", "PMA", "SAB", "DiffEM", "FSPool", "GatedAttention", "SetTransformer", "Standardise", "TransMIL",
+]  # fmt: skip

@@ -92,6 +92,11 @@ class Pool(nn.Module):
     takes_slots: bool = False
 
     @property
+    def title(self) -> str:
+        """What messages call it."""
+        return type(self).__name__
+
+    @property
     def width(self) -> int:
         """The most numbers that it computes from one element: blocks of elements are chosen to keep them in a cache."""
         return self.in_dim or 1
@@ -199,7 +204,7 @@ class Pool(nn.Module):
     def inconsistent(self) -> ConsistencyError:
         """The error for a set that is given in more than one chunk."""
         return ConsistencyError(
-            f"{type(self).__name__} is not mini-batch consistent: its answer depends on where a set is cut; a set was given in "
+            f"{self.title} is not mini-batch consistent: its answer depends on where a set is cut; a set was given in "
             "more than one chunk. Give each set in one piece (a larger chunk_size, gradient='full', one update), use a "
             f"consistent pool, or accept the mean over the chunks with chunks={AVERAGE!r}."
         )

@@ -36,6 +36,10 @@ class ChunkMean(Pool):
         super().__init__()
         self.module, self.in_dim = module, in_dim
 
+    @property
+    def title(self) -> str:
+        return f"ChunkMean({type(self.module).__name__})"
+
     def empty_accumulators(self, batch: int, device: torch.device, width: int | None = None) -> dict[str, Accumulator]:
         # Of width one until the width of the module's output is known.
         chunks = Chunks(seen=torch.zeros(batch, dtype=torch.int64, device=device))

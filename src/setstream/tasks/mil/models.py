@@ -6,6 +6,15 @@
 phi is the backbone (for images; none for stored features) and the layers, so a model without a backbone has the same weight
 names as one with it. Both streams read one pass of phi (`Parallel`), and the instance stream, a maximum, needs constant memory
 like the other. It is left out unless `two_stream`. ds-mil has both streams of its own, and reads a bag twice.
+
+    ab-mil     Ilse et al., "Attention-based Deep Multiple Instance Learning", ICML 2018
+    clam-sb/mb Lu et al., "Data-efficient and weakly supervised computational pathology on whole-slide images", Nature BME 2021
+    acmil      Zhang et al., "Attention-Challenging Multiple Instance Learning for Whole Slide Image Classification", ECCV 2024
+    simlp      Li et al., "Can We Simplify Slide-level Fine-tuning of Pathology Foundation Models?", arXiv 2502.20823, 2025
+    transmil   Shao et al., "TransMIL: Transformer based Correlated Multiple Instance Learning [...]", NeurIPS 2021
+
+Of CLAM and ACMIL, these are the bag's branches. Losses on single patches (CLAM's clustering), on pairs of branches (ACMIL's
+diversity) and its masking of the largest weights are not here. transmil needs its whole bag, and refuses chunks.
 """
 
 from collections import OrderedDict
@@ -18,11 +27,11 @@ from torch import Tensor, nn
 from setstream.errors import ConfigurationError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
-from setstream.nn import SAB, DiffEM, FSPool
+from setstream.nn import SAB, DiffEM, FSPool, TransMIL
 from setstream.nn.backbones import backbone as named_backbone
 from setstream.nn.mlp import mlp
 from setstream.nn.set_transformer import set_transformer_head
-from setstream.pools import DSMIL, SSE, UMBC, DeepSets, GatedAttention, MultiPass, Parallel, Projected
+from setstream.pools import DSMIL, SSE, UMBC, ChunkMean, DeepSets, GatedAttention, MultiPass, Parallel, Projected
 from setstream.pools.base import Pool
 from setstream.tasks.registry import variants
 
@@ -62,7 +71,7 @@ def bag_model(
         in_dim = cast(int, network.out_dim)
     elif in_dim is None:
         raise ConfigurationError("instances that are not vectors need a backbone, such as model.backbone=resnet18")
-    layers = [in_dim, *([WIDTH] if widths is None else widths)]
+    layers = [in_dim, *(WIDTHS.get(parts, [WIDTH]) if widths is None else widths)]
     reading = mlp(layers, dropout)
     if dropout and len(layers) == 1:  # on the features themselves
         reading.append(nn.Dropout(dropout))
@@ -77,16 +86,76 @@ def _two_layers(width: int, in_dim: int | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(in_dim or width, width), nn.ReLU(), nn.Linear(width, 1))
 
 
-class OneBranch(nn.Linear):
-    """A linear layer on the only branch of gated attention, (B, 1, width) to (B, 1)."""
+class Branches(nn.Linear):
+    """A linear layer on all branches of attention together, (B, K, width) to (B, outputs)."""
 
     def forward(self, z: Tensor) -> Tensor:
-        return super().forward(z.squeeze(1))
+        return super().forward(z.flatten(1))
 
 
-def ab_mil(width: int) -> Parts:
-    """Gated attention, then a linear layer."""
-    return GatedAttention(width, 64), OneBranch(width, 1)
+class BranchPerClass(nn.Module):
+    """A linear layer for each branch, (B, C, width) to the logits of C classes; of two with one output, their difference.
+
+    The sigmoid of that difference is the probability of the second class under the softmax of both.
+    """
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.outputs, branches = outputs, max(outputs, 2)
+        layer = nn.Linear(width, branches)
+        self.weight, self.bias = layer.weight, layer.bias
+
+    def forward(self, z: Tensor) -> Tensor:
+        logits = (z * self.weight).sum(-1) + self.bias
+        return logits[:, 1:] - logits[:, :1] if self.outputs == 1 else logits
+
+
+class BranchesAndMean(nn.Module):
+    """The logit of each branch by a layer of its own while training, and that of their mean, (B, K, width) to (B, K + 1).
+
+    In eval mode only the last one, (B, 1): the branches' own logits are there to be trained.
+    """
+
+    def __init__(self, width: int, branches: int) -> None:
+        super().__init__()
+        layer = nn.Linear(width, branches)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.bag = nn.Linear(width, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        bag: Tensor = self.bag(z.mean(1))
+        return torch.cat([(z * self.weight).sum(-1) + self.bias, bag], dim=1) if self.training else bag
+
+
+def ab_mil(width: int, hidden: int = 64, gated: bool = True, branches: int = 1, outputs: int = 1) -> Parts:
+    """Gated attention, then a linear layer; without outputs, the pooled features themselves."""
+    decoder = Branches(branches * width, outputs) if outputs else nn.Flatten()
+    return GatedAttention(width, hidden, branches, gated), decoder
+
+
+def clam_sb(width: int, hidden: int = 256, gated: bool = True, outputs: int = 1) -> Parts:
+    """CLAM with one branch: `ab-mil` with its sizes."""
+    return ab_mil(width, hidden, gated, outputs=outputs)
+
+
+def clam_mb(width: int, hidden: int = 256, gated: bool = True, outputs: int = 1) -> Parts:
+    """CLAM with an attention branch and a linear layer for each class; one output stands for two classes."""
+    return GatedAttention(width, hidden, max(outputs, 2), gated), BranchPerClass(width, outputs)
+
+
+def acmil(width: int, hidden: int = 128, branches: int = 5) -> Parts:
+    """ACMIL's attention branches, each with a classifier while training, and the classifier of their mean."""
+    return GatedAttention(width, hidden, branches), BranchesAndMean(width, branches)
+
+
+def simlp(width: int, hidden: int = 512, outputs: int = 1) -> Parts:
+    """SiMLP: the mean of the features, then a layer with ReLU and a linear one."""
+    return DeepSets("mean", width), nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+def transmil(width: int, heads: int = 8, outputs: int = 1) -> Parts:
+    """TransMIL, a baseline that needs the whole bag: train it with --gradient full."""
+    return ChunkMean(TransMIL(width, heads=heads), width), nn.Linear(width, outputs)
 
 
 def ds_mil(width: int) -> Parts:
@@ -127,5 +196,9 @@ def umbc_fspool(width: int, **options: Any) -> Parts:
     return pool, nn.Sequential(FSPool(pool.out_dim), _two_layers(pool.out_dim))
 
 
+#: Widths of phi's layers as published, where they are not [WIDTH].
+WIDTHS: dict[Callable[..., Parts], list[int]] = {clam_sb: [512], clam_mb: [512], acmil: [512], simlp: [], transmil: [512]}
 _PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
-MODELS = variants(bag_model, _PARTS | {"umbc+diff-em": umbc_diff_em, "umbc+fspool": umbc_fspool})
+_PARTS |= {"umbc+diff-em": umbc_diff_em, "umbc+fspool": umbc_fspool}
+_PARTS |= {"clam-sb": clam_sb, "clam-mb": clam_mb, "acmil": acmil, "simlp": simlp, "transmil": transmil}
+MODELS = variants(bag_model, _PARTS)
