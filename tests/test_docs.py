@@ -129,6 +129,6 @@ def test_the_demo_runs(tmp_path, capsys):
     run_demo(tmp_path, seed=3, points=64)
     text = capsys.readouterr().out
     assert "the oracle" in text
-    assert "set-transformer" in text
+    assert all(name in text for name in ("set-transformer", "deepsets", "sse", "umbc+set-transformer"))
     for name in ("streams.png", "streams.gif", "report.html"):
         assert (tmp_path / name).stat().st_size > 10_000

@@ -87,7 +87,7 @@ def test_consistent_models_say_the_same_at_the_end_of_all_four_streams(name):
     model = MODELS[name]().eval()
     drawn = sample(1, 100, generator=torch.Generator().manual_seed(0))
     testing.check_mini_batch_consistency(model.encoder, drawn.points)
-    ends = [list(predictions(model, drawn.points[0], stream_order(kind, drawn.labels[0])))[-1] for kind in STREAMS]
+    ends = [predictions(model, drawn.points[0], stream_order(kind, drawn.labels[0]))[-1] for kind in STREAMS]
     for end in ends[1:]:
         torch.testing.assert_close(end.means, ends[0].means, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(end.scales, ends[0].scales, rtol=1e-4, atol=1e-5)

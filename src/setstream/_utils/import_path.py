@@ -27,7 +27,7 @@ TASKS = {
 }
 #: Tasks of docs/results, which are in a checkout only. A file that names one needs `trust`, as for a user's own.
 EXPERIMENTS = {"needles": "benchmarks.needles:Needles", "other-classes": "benchmarks.needles:OtherClasses"}
-TASK_MODELS = ("clustering.models", "clustering.released", "completion.models", "documents.models", "mil.models")
+TASK_MODELS = [f"{task}.{recipe}" for task in TASKS for recipe in ("models", "released")]
 #: What a file may name: our tasks, and the entries of our mappings of models. (Backbones are named by their keys alone.)
 OURS = (*TASKS.values(), "setstream.integrations.sklearn.network:MODELS[]")
 OURS += tuple(f"setstream.tasks.{module}:MODELS[]" for module in TASK_MODELS)

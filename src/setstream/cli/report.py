@@ -1,4 +1,4 @@
-"""`setstream report`: finished runs as one page; `setstream demo`: one set, in four orders, through two trained models."""
+"""`setstream report`: finished runs as one page; `setstream demo`: one set, in four orders, through four trained models."""
 
 from pathlib import Path
 
@@ -8,9 +8,7 @@ from setstream.cli.command import console, print_table
 from setstream.report import write_report
 from setstream.report.page import Page
 from setstream.tasks.clustering import Clustering, pretrained, sample
-from setstream.tasks.clustering.task import STREAMS, add_streams, disagreement, stream_ends
-
-MODELS = ("umbc+set-transformer", "set-transformer")
+from setstream.tasks.clustering.task import SHOWN, STREAMS, add_streams, disagreement, stream_ends
 
 
 def run_report(folders: list[Path], out: Path, figures: Path | None, trust: list[str] | None) -> None:
@@ -24,7 +22,7 @@ def run_demo(out: Path, seed: int, points: int) -> None:
     """Write figure, animation and report, and print a summary."""
     out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # few points at a time: more threads would be slower
-    models = {name: pretrained(name) for name in MODELS}
+    models = {name: pretrained(name) for name in SHOWN}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points, one set, when all have arrived"
     answers = [stream_ends(model, drawn.points[0], drawn.labels[0]) for model in models.values()]
@@ -42,7 +40,7 @@ def run_demo(out: Path, seed: int, points: int) -> None:
         figure, gif = add_streams(page, models, seed, points)
         figure.savefig(out / "streams.png", dpi=110)
         (out / "streams.gif").write_bytes(gif)
-    with console.status("testing both models on 200 sets"):
+    with console.status("testing the models on 200 sets"):
         task = Clustering(test_sets=200)
         scores = {name: task.evaluate(model) for name, model in models.items()}
     tests = [[name, *(f"{scores[name].get(key, float('nan')):.3f}" for key in ("nll", "oracle", "gap"))] for name in models]

@@ -76,8 +76,8 @@ class CriticalAttention(KeyedAttention):
 class DSMIL(MultiPass):
     """DS-MIL: (B, N, in_dim) to the logits of both streams, {"instance": (B, num_classes), "bag": (B, num_classes)}.
 
-    `attention` of the second pass gives the weights (B, 1, num_classes, n). Unlike `ss.nn.DSMIL`, whose weights it loads, it
-    reads sets in chunks of any size.
+    `value=False` leaves out the value layer. `attention` of the second pass gives the weights (B, 1, num_classes, n). Unlike
+    `ss.nn.DSMIL`, whose weights it loads, it reads sets in chunks of any size.
 
     >>> import torch, setstream as ss
     >>> pool, module = ss.DSMIL(16, num_classes=2), ss.nn.DSMIL(16, num_classes=2)
@@ -89,10 +89,10 @@ class DSMIL(MultiPass):
     True
     """
 
-    def __init__(self, in_dim: int, num_classes: int = 1, hidden: int = 128) -> None:
+    def __init__(self, in_dim: int, num_classes: int = 1, hidden: int = 128, value: bool = True) -> None:
         attention = CriticalAttention(in_dim, hidden, num_classes)
         super().__init__([CriticalElements(in_dim, num_classes), attention], nn.Identity())
-        self.value = nn.Linear(in_dim, in_dim)
+        self.value = nn.Linear(in_dim, in_dim) if value else nn.Identity()
         self.bag = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_classes, in_dim)))
         self.bag_bias = nn.Parameter(torch.zeros(num_classes))
         self.register_load_state_dict_pre_hook(rename_hook)
@@ -107,7 +107,9 @@ class DSMIL(MultiPass):
         critical = typed(Tensor, given_slots(state.select(f"pass{self.passes}")))
         dtype = torch.promote_types(self.bag.dtype, torch.float32)
         with torch.autocast(state.device.type, enabled=False):
-            values = F.linear(pooled.to(dtype), self.value.weight.to(dtype), self.value.bias.to(dtype))
+            values = pooled.to(dtype)
+            if isinstance(self.value, nn.Linear):
+                values = F.linear(values, self.value.weight.to(dtype), self.value.bias.to(dtype))
             instance = (critical.to(dtype) * self.score.weight.to(dtype)).sum(-1) + self.score.bias.to(dtype)
             bag = (values * self.bag.to(dtype)).sum(-1)
             empty = (state.count == 0).unsqueeze(1)

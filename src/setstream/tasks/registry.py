@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from setstream.errors import ConfigurationError
 from setstream.models.model import SetModel
@@ -32,6 +32,19 @@ class RenamedModels(dict[str, Builder]):
         message = f"the model {name!r} is now called {self.renamed[name]!r}; the old name will be removed in version 0.3"
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self[self.renamed[name]]
+
+
+class Masked(nn.Module):
+    """Set functions one after another, each with the mask that it needs."""
+
+    def __init__(self, modules: nn.Sequential) -> None:
+        super().__init__()
+        self.modules_ = modules
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        for module in self.modules_:
+            x = module(x, mask)
+        return x
 
 
 def variants(build: Builder, parts: Mapping[str, Callable[..., Any]]) -> dict[str, Builder]:

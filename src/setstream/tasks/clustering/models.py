@@ -23,7 +23,7 @@ from setstream.nn.mlp import mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE, MultiPass
 from setstream.pools.base import Pool
 from setstream.tasks.clustering.mixtures import DiagonalMixture
-from setstream.tasks.registry import Builder, RenamedModels, ShippedModels, variants
+from setstream.tasks.registry import Builder, Masked, RenamedModels, ShippedModels, variants
 
 WIDTH, HEADS = 128, 4
 EM = {"heads": 1, "components": 5}
@@ -157,19 +157,6 @@ def umbc_passes(
     pool = MultiPass([first, *later], [nn.Sequential(*some) for some in blocks[:-1]]) if later else first
     body = nn.Sequential(*blocks[-1], PMA(width, heads, clusters, layer_norm=True), SAB(width, heads, layer_norm=True))
     return SetModel(SetEncoder(phi, pool), MixtureHead(body, width, clusters, dim, per_slot=True))
-
-
-class Masked(nn.Module):
-    """Set functions one after another, each with the mask that it needs."""
-
-    def __init__(self, modules: nn.Sequential) -> None:
-        super().__init__()
-        self.modules_ = modules
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        for module in self.modules_:
-            x = module(x, mask)
-        return x
 
 
 _PARTS = {"deepsets": deepsets, "sse": sse, "sse-hierarchical": sse_hierarchical, "fspool": fspool, "diff-em": diff_em}

@@ -2,30 +2,14 @@
 
     points --Linear, ReLU, Linear--> features --set encoder--> z --decoder--> K x (logit, mean, variance)
 
-What differs from the text (`models.py`), model by model:
-
-    all                phi has a second linear layer; the third output is a variance, softplus clamped at 1e-2
-    deepsets           layer norm after the mean
-    sse                one Gaussian for each slot, its mean at test time, one draw for all sets of a batch; a bias and no
-                       layer norm for the queries; weights divided by their sum; slot residual and layer norm after
-    sse-hierarchical   four such encoders with four slots each, then one linear layer
-    set-transformer    one ISAB on the points themselves, no phi; layer norm in every block
-    umbc+...           queries with a bias and without layer norm
-    diff-em            five heads of four components; the best one is the output
-
-Attention blocks have another form than those of `setstream.nn`:
-
-    MAB(X, Y) = LN(H + ReLU(H Wo)),   H = LN(Q + Attend(Q, Y Wk, Y Wv)),   Q = X Wq          LN optional
-
-The residual connection takes the *projected* queries, and attention has no output projection: widths of X and Y are free.
+The third output is a variance of at least 1e-2, not a standard deviation. docs/recipes.md lists the differences from
+`models.py`, layer by layer.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,8 +18,9 @@ from setstream.models.model import SetModel
 from setstream.nn.mlp import mlp
 from setstream.pools import ChunkMean, DeepSets, HierarchicalSSE
 from setstream.tasks.clustering import models as text
-from setstream.tasks.clustering.models import HEADS, WIDTH, Masked, MixtureHead, Parts, umbc_pool
-from setstream.tasks.registry import variants
+from setstream.tasks.clustering.models import HEADS, WIDTH, MixtureHead, Parts, umbc_pool
+from setstream.tasks.registry import Masked, variants
+from setstream.tasks.released import ISAB, LAYER, PMA, SAB
 
 
 class VarianceHead(MixtureHead):
@@ -45,52 +30,9 @@ class VarianceHead(MixtureHead):
         return F.softplus(raw).clamp(min=1e-2).sqrt()
 
 
-class MAB(nn.Module):
-    """Rows x (B, M, x_dim) attend to a set y (B, N, y_dim), by default to themselves: (B, M, dim)."""
-
-    def __init__(self, x_dim: int, y_dim: int, dim: int, heads: int, *, layer_norm: bool = True) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value = nn.Linear(x_dim, dim), nn.Linear(y_dim, dim), nn.Linear(y_dim, dim)
-        self.out = nn.Linear(dim, dim)
-        self.norm1, self.norm2 = (nn.LayerNorm(dim) if layer_norm else nn.Identity() for _ in range(2))
-
-    def forward(self, x: Tensor, y: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        y = x if y is None else y
-        queries = self.query(x)
-        q, k, v = (rows.unflatten(-1, (self.heads, -1)).transpose(1, 2) for rows in (queries, self.key(y), self.value(y)))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if mask is None else mask[:, None, None])
-        h = self.norm1(queries + attended.transpose(1, 2).flatten(2))
-        return self.norm2(h + F.relu(self.out(h)))
-
-
-class PMA(nn.Module):
-    """Learned seeds attend to the set: (B, N, in_dim) to (B, num_seeds, dim)."""
-
-    def __init__(self, in_dim: int, dim: int, heads: int, num_seeds: int) -> None:
-        super().__init__()
-        self.seeds = nn.Parameter(nn.init.xavier_uniform_(torch.empty(num_seeds, dim)))
-        self.block = MAB(dim, in_dim, dim, heads)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.block(self.seeds.expand(len(x), -1, -1), x, mask)
-
-
-class ISAB(nn.Module):
-    """Inducing points attend to the set, and every row to them: (B, N, in_dim) to (B, N, dim)."""
-
-    def __init__(self, in_dim: int, dim: int, heads: int, num_inducing: int) -> None:
-        super().__init__()
-        self.gather, self.spread = PMA(in_dim, dim, heads, num_inducing), MAB(in_dim, dim, dim, heads)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.spread(x, self.gather(x, mask))
-
-
 def three_sabs(*, layer_norm: bool) -> nn.Sequential:
     """Three blocks in which every slot attends to all slots."""
-    blocks = [MAB(WIDTH, WIDTH, WIDTH, HEADS, layer_norm=layer_norm) for _ in range(3)]
-    return nn.Sequential(*(nn.Sequential(OrderedDict(block=block)) for block in blocks))
+    return nn.Sequential(*(SAB(WIDTH, HEADS, layer_norm=layer_norm) for _ in range(3)))
 
 
 def released_model(parts: Callable[..., Parts], clusters: int = 4, dim: int = 2, **options: Any) -> SetModel:
@@ -100,9 +42,7 @@ def released_model(parts: Callable[..., Parts], clusters: int = 4, dim: int = 2,
     return SetModel(SetEncoder(phi, pool), VarianceHead(body, WIDTH, clusters, dim, per_slot=per_slot))
 
 
-# UMBC and SSE are one layer in the release, with these options.
-SLOTS: dict[str, Any] = {"slots": "gaussian", "eval_slots": "mean", "shared_draw": True, "slot_norm": False, "query_bias": True}
-SLOTS |= {"slot_residual": True, "norm_after": True}
+SLOTS = LAYER | {"slot_residual": True}
 EM = {"heads": 5, "components": 4, "strength": 0.01}
 
 

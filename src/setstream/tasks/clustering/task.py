@@ -7,7 +7,6 @@ of the true parameters, the oracle. The report also shows one set streamed in th
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,7 +30,7 @@ TEST_BATCH = 100
 STREAMS = {"single point": "one at a time", "class": "cluster after cluster", "chunk": "eight at a time"}
 STREAMS |= {"one each": "one of each cluster at a time"}
 CHUNK, FRAMES = 8, 24
-SHOWN = ("umbc+set-transformer", "set-transformer")  # models whose streams are shown
+SHOWN = ("set-transformer", "deepsets", "sse", "umbc+set-transformer")  # whose streams are shown: the paper's first figure
 
 
 @dataclass(eq=False)
@@ -110,16 +109,23 @@ def stream_order(kind: str, labels: Tensor, generator: torch.Generator | None = 
     return [torch.stack([c[turn] for c in clusters if turn < len(c)]) for turn in range(max(map(len, clusters)))]
 
 
+def frame_turns(chunks: int) -> list[int]:
+    """The last chunk that has arrived in each frame of an animation."""
+    return [max(0, round((frame + 1) / FRAMES * chunks) - 1) for frame in range(FRAMES)]
+
+
 @torch.no_grad()
-def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> Iterator[DiagonalMixture]:
-    """The model's mixture of one set (N, D) after each chunk. With several passes, all chunks so far are read again."""
+def predictions(model: SetModel, points: Tensor, chunks: list[Tensor]) -> list[DiagonalMixture]:
+    """The model's mixture of one set (N, D) in each frame. With several passes, all chunks so far are read again."""
     stream, several = model.stream(chunks=AVERAGE), model.encoder.passes > 1
+    turns, found = frame_turns(len(chunks)), {}
     for turn, chunk in enumerate(chunks):
-        if several:
-            yield predict_in_chunks(model, [points[torch.cat(chunks[: turn + 1])].unsqueeze(0)])
-        else:
+        if not several:
             stream.update(points[chunk].unsqueeze(0))
-            yield stream.predict()
+        if turn in turns:
+            so_far = [points[torch.cat(chunks[: turn + 1])].unsqueeze(0)]
+            found[turn] = predict_in_chunks(model, so_far) if several else stream.predict()
+    return [found[turn] for turn in turns]
 
 
 def stream_ends(model: SetModel, points: Tensor, labels: Tensor, seed: int = 0) -> dict[str, DiagonalMixture]:
@@ -155,12 +161,12 @@ def add_streams(page: Page, models: dict[str, SetModel], seed: int = 3, points: 
     size = 2.3 * len(STREAMS), 2.6 * len(models)
     figure, axes = pyplot().subplots(len(models), len(STREAMS), figsize=size, constrained_layout=True, squeeze=False)
     pairs = [(name, kind) for name in models for kind in STREAMS]
-    predicted = {(name, kind): list(predictions(models[name], drawn.points[0], orders[kind])) for name, kind in pairs}
+    predicted = {(name, kind): predictions(models[name], drawn.points[0], orders[kind]) for name, kind in pairs}
 
     def draw(frame: int) -> None:
         for axis, (name, kind) in zip(axes.flat, pairs, strict=True):
-            turn = max(0, round((frame + 1) / FRAMES * len(orders[kind])) - 1)
-            mixture, seen = predicted[name, kind][turn], torch.cat(orders[kind][: turn + 1])
+            turn = frame_turns(len(orders[kind]))[frame]
+            mixture, seen = predicted[name, kind][frame], torch.cat(orders[kind][: turn + 1])
             title = f"{kind} stream, NLL {float(mixture.nll(drawn.points)):.2f}"
             draw_mixture(axis, drawn.points[0], seen, mixture, title)
         for row, name in zip(axes, models, strict=True):

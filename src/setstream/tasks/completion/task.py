@@ -20,6 +20,7 @@ from setstream.report.page import Page, pyplot
 from setstream.report.runs import Group, add_results, metric
 from setstream.tasks.completion.field import Field
 from setstream.tasks.completion.models import MODELS
+from setstream.tasks.completion.released import MODELS as RELEASED
 from setstream.tasks.registry import predict_in_chunks
 from setstream.training.task import Batch, Encode, Task, mix
 
@@ -58,7 +59,7 @@ class Completion(Task):
     name = "completion"
     summary = "images from a set of their pixels, as a conditional neural process (NLL per pixel)"
     report = "setstream.tasks.completion.task:add_report"
-    models = MODELS
+    models = MODELS | RELEASED
 
     data: str = "cifar10"  #: cifar10, celeba or folder; the last two are read from `folder`
     folder: str | None = None

@@ -25,6 +25,7 @@ from setstream.report.runs import Group, add_results, group_by, metric
 from setstream.tasks.documents.corpora import eurlex, reuters
 from setstream.tasks.documents.language import tokenizer_of
 from setstream.tasks.documents.models import MODELS
+from setstream.tasks.documents.released import MODELS as RELEASED
 from setstream.tasks.documents.tokens import Split, Tokens, labelled, tokens_of
 from setstream.tasks.registry import interval_ends
 from setstream.training.task import Batch, Encode, Task, in_epochs
@@ -88,7 +89,7 @@ class Documents(Task):
     name = "documents"
     summary = "long documents with many labels, as multisets of words (micro and macro F1)"
     report = "setstream.tasks.documents.task:add_report"
-    models = MODELS
+    models = MODELS | RELEASED
 
     corpus: str = "reuters"  #: reuters, eurlex, rfcs or pubmed; or your own, package.module:function
     folder: str | None = None  #: where the corpus is; required for eurlex, possible for others but reuters

@@ -24,6 +24,7 @@ from setstream.gradients.encode import encode as encode_sets
 from setstream.models.model import SetModel
 from setstream.tasks.mil.metrics import best_threshold, intervals, summary
 from setstream.tasks.mil.models import MODELS
+from setstream.tasks.mil.released import MODELS as RELEASED
 from setstream.training.task import Batch, Encode, Task, in_epochs, mix
 
 Bag = Tensor | SetSource
@@ -108,7 +109,7 @@ class Mil(Task):
 
     name = "mil"
     summary = "multiple instance learning on bags: classic benchmarks, slides (accuracy, AUROC, F1)"
-    models = MODELS
+    models = MODELS | RELEASED
 
     data: str = "musk1"  #: musk1, musk2, elephant or ucsb; or a path for `ss.data.open`: features of slides, folders of images
     labels: str | None = None  #: for files: a CSV with ids and labels
