@@ -35,6 +35,18 @@ def pictures(page: Page) -> None:
     page.wait_for_timeout(500)
 
 
+def events(page: Page) -> None:
+    """A window over events of the past, after a larger incident."""
+    page.click("#tab-events")
+    page.fill("#event-speed", "100")
+    page.click("#stream-events")
+    expect(page.locator("#until-text")).to_have_text("100 to 120 s", timeout=60_000)
+    page.fill("#length", "15")
+    page.fill("#until", "118")
+    expect(page.locator("#subtracted-attention")).to_have_text(re.compile("^refused"))
+    expect(page.locator("#slid")).to_have_text(re.compile("^the same"))
+
+
 def main() -> None:
     """Start a server, visit it, take the pictures."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
@@ -51,6 +63,7 @@ def main() -> None:
             for name, act, scheme, width in (
                 ("playground-points", points, "light", 1200),
                 ("playground-pictures", pictures, "dark", 1000),
+                ("playground-events", events, "light", 1200),
             ):
                 page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
                 page.goto(ADDRESS)

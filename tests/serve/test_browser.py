@@ -162,10 +162,78 @@ def test_pixels_complete_a_picture(visit):
     has_text(page, "#status", "no.png is no picture that this browser can read")
 
 
+def test_a_window_slides_over_events(visit):
+    page = visit()
+    page.click("#tab-events")
+    has_text(page, "#until-text", "20 to 40 s")  # of the first forty seconds
+    has_text(page, "#call-python", "window.predict(20)")
+    page.fill("#event-speed", "100")
+    page.click("#stream-events")
+    has_text(page, "#until-text", "100 to 120 s")
+    has_text(page, "#stream-events", "Stream")
+    has_text(page, "#arrived", page.locator("#all-events").inner_text())
+    has_text(page, "#slid", re.compile(r"^the same to \de-([7-9]|1\d)$"))
+    for name in ("attention", "maximum", "mean"):
+        has_text(page, f"#scratch-{name}", re.compile(r"^\d+ events, (exactly the same|the same to \de-([7-9]|1\d))$"))
+    page.fill("#length", "10")
+    page.fill("#until", "80")
+    has_text(page, "#until-text", "70 to 80 s")
+    has_text(page, "#call-http", "GET /sets/id/prediction?since=70&until=80")
+    has_text(page, "#subtracted-attention", "refused: mostly rounding errors would be left")
+    has_text(page, "#subtracted-maximum", "refused: a maximum does not know the value below it")
+    assert not page.is_checked("#follow")
+    page.check("#follow")
+    has_text(page, "#until-text", "110 to 120 s")
+    page.click("#stream-events")  # the same again
+    playwright.expect(page.locator("#arrived")).not_to_have_text(page.locator("#all-events").inner_text())
+    page.click("#new-events")  # in the midst of it
+    has_text(page, "#arrived", "0")
+    has_text(page, "#status", re.compile("^stream the events"))
+    has_text(page, "#until-text", "–")
+    has_text(page, "#load-maximum", "–")
+
+
+def test_events_by_pointer_and_keyboard(visit):
+    page = visit()
+    page.click("#tab-events")
+    has_text(page, "#until-text", "20 to 40 s")
+    box = page.locator("#timeline").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 80, steps=5)
+    page.mouse.up()
+    has_text(page, "#until-text", "14 to 34 s")  # its middle is where the pointer is
+    page.focus("#until")
+    page.keyboard.press("ArrowLeft")
+    has_text(page, "#until-text", "13 to 33 s")
+    page.focus("#length")
+    page.keyboard.press("ArrowRight")
+    has_text(page, "#until-text", "12 to 33 s")
+    page.focus("#timeline")
+    page.keyboard.press("3")
+    for _ in range(4):
+        page.keyboard.press("Shift+ArrowUp")
+        page.keyboard.press("Shift+ArrowLeft")
+    all_events = number(page, "all-events")
+    page.keyboard.press(" ")  # an event of machine 3 at second 28
+    has_text(page, "#all-events", str(int(all_events) + 1))
+    has_text(page, "#status", "late, and counted in their seconds: 1 event")
+    has_text(page, "#slid", re.compile(r"^the same to \de-([7-9]|1\d)$"))
+    page.keyboard.press("0")
+    page.keyboard.press(" ")
+    has_text(page, "#until-text", "18 to 39 s")
+    page.focus("#tab-events")
+    seen = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
+    assert {"timeline", "length", "until", "follow", "stream-events", "new-events", "event-speed", "pointer"} <= set(seen)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_hangs_over_the_edge(visit, scheme):
     page = visit(viewport=PHONE, color_scheme=scheme, has_touch=True)
-    for tab in ("clusters", "pictures", "service"):
+    for tab in ("clusters", "pictures", "events", "service"):
         page.click(f"#tab-{tab}")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
     ink, paper = page.evaluate("[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]")
@@ -190,6 +258,14 @@ def test_a_server_with_tokens_asks_for_one(visit, tmp_path):
 def test_when_the_server_ends_the_page_says_so_and_goes_on_when_it_is_back(visit, tmp_path):
     with Server(tmp_path / "states.db", model="umbc+set-transformer") as ending:
         page = visit(ending.url)
+        page.click("#tab-events")
+        has_text(page, "#until-text", "20 to 40 s")
+        page.click("[name=pointer][value='2']")
+        page.locator("#timeline").click(position={"x": 300, "y": 20})
+        has_text(page, "#status", "late, and counted in their seconds: 1 event")
+        has_text(page, "#inside", "91")
+        before = page.locator("#load-attention").inner_text()
+        page.click("#tab-clusters")
         page.fill("#speed", "0")
         page.click("#play")
         playwright.expect(page.locator("#count")).not_to_have_text("0")
@@ -200,6 +276,12 @@ def test_when_the_server_ends_the_page_says_so_and_goes_on_when_it_is_back(visit
             page.fill("#speed", "100")
             page.click("#play")
             has_text(page, "#count", "256")  # of the set that it had before
+            page.click("#tab-events")
+            page.fill("#until", "30")
+            playwright.expect(page.locator("#inside")).not_to_have_text("91")
+            page.fill("#until", "40")  # with the event of before
+            has_text(page, "#inside", "91")
+            has_text(page, "#load-attention", before)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def test_events_of_many_sets_in_one_request(client):
         ("{", 422, "line 2: the line is not valid JSON"),
         ('{"id": "../x", "element": [1, 2, 3]}', 422, "line 2: '../x' is not a valid id"),
         ('{"id": "a", "element": [1, 2, 3], "tmie": 3}', 422, "got 'tmie'"),
-        ('{"id": "a", "element": [1, 2, 3], "time": 3}', 422, "keeps no times"),
+        ('{"id": "a", "element": [1, 2, 3], "time": 3}', 422, "keeps no times: leave them out, or start it with --tile"),
         ('{"id": "a", "element": [1, 2, 3], "time": 1e999}', 422, "line 2: the time must be"),
         ('{"id": "a", "elements": ' + "[" * 5000 + "]" * 5000 + "}", 422, "line 2: "),
         ('{"id": "a", "elements": [' + "1, " * 1500 + "1]}", 413, "at most 1000 elements"),

@@ -102,6 +102,17 @@ def test_painted_points_join_the_set_and_the_oracle_knows_their_colours(visitor)
         ({"do": "picture", "colours": [[0, 0, 0]]}, "at least 1024"),
         ({"do": "paint", "pixels": [[1024, 0, 0, 0]]}, "less than 1024"),
         ({"do": "paint", "pixels": [[0, 0, 0, 256]]}, "less than or equal to 255"),
+        ({"do": "simulate", "seed": -1}, "greater than or equal to 0"),
+        ({"do": "report", "events": []}, "at least 1"),
+        ({"do": "report", "events": [[120, 0.5, 0]]}, "less than 120"),
+        ({"do": "report", "events": [[1, 1.5, 0]]}, "less than or equal to 1"),
+        ({"do": "report", "events": [[1, 0.5, 4]]}, "less than 4"),
+        ({"do": "report", "events": [[1, 0.5, 0]] * 2048}, "at most 2048 events"),
+        ({"do": "advance", "to": 121, "length": 5}, "less than or equal to 120"),
+        ({"do": "advance", "to": 0, "length": 5}, "up to second 0: a stream goes on from there; got 0"),
+        ({"do": "advance", "to": 5, "length": 61}, "less than or equal to 60"),
+        ({"do": "look", "length": 5, "until": 1}, "up to second 0: a window ends in second 1 to there; got 1"),
+        ({"do": "sweep", "length": 0}, "greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_was_expected_and_changes_nothing(visitor, message, expected):

@@ -216,7 +216,8 @@ def test_a_saved_model_of_ones_own_is_named_with_its_builder(tmp_path):
     done = CliRunner().invoke(app, ["serve", str(tmp_path / "mine"), "--port", "0", "--states", str(tmp_path / "s.db")])
     assert "--trust tests.serve.conftest:make" in str(done.exception)
     with Server(tmp_path / "s.db", "--builder", "tests.serve.conftest:make", model=str(tmp_path / "mine")) as server:
-        assert server.process.stdout.readline() == f"{tmp_path / 'mine'} at {server.url}   (Ctrl-C stops it)\n"
+        line = f"{tmp_path / 'mine'} at {server.url}, states in {tmp_path / 's.db'}   (Ctrl-C stops it)\n"
+        assert server.process.stdout.readline() == line
         assert httpx.get(f"{server.url}/model").json()["element_width"] == 3
     done = CliRunner().invoke(app, ["serve", "deepsets", "--builder", "tests.serve.conftest:make"])
     assert "builder is for folders written by save_pretrained" in str(done.exception)

@@ -47,7 +47,8 @@ def run_serve(
             opened = StateStore(states or states_of(model), network, tile=tile, retention=kept, chunks=chunks)
         except MismatchError as error:  # its message holds no password
             raise MismatchError(f"{error}. For {model}, give --states and the name of a new file") from error
-        ready = partial(console.print, model, "at", end="   (Ctrl-C stops it)\n", markup=False, soft_wrap=True)
+        end = f", states in {opened.rows.place}   (Ctrl-C stops it)\n"
+        ready = partial(console.print, model, "at", end=end, markup=False, soft_wrap=True)
         # Seconds that a thread may hold the interpreter while another waits. The writer computes all the time under load;
         # Python's default of 5 ms would be added to every step of every request.
         sys.setswitchinterval(0.0005)

@@ -154,7 +154,7 @@ class Service:
         """The tile of a time. Without one: of now, where elements are added; none, where a state is."""
         tiles = self.store.tiles
         if tiles is None and time is not None:
-            raise ConfigurationError("this server keeps no times: its store has no tiles")
+            raise ConfigurationError("this server keeps no times: leave them out, or start it with --tile 3600")
         if tiles is None or (time is None and not now):
             return None
         return tiles.tiling.number(time)

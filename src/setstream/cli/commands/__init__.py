@@ -125,7 +125,8 @@ def encode(
 
 @command(
     "setstream.cli.serve:run_serve",
-    "setstream serve bags --states bags.db",
+    "setstream serve",
+    "setstream serve runs/mine --states mine.db --tile 3600 --retention 604800",
     "SETSTREAM_TOKENS=... setstream serve runs/mine --states postgresql://user@db/states --host 0.0.0.0",
     needs=("serve", "fastapi", "uvicorn", "websockets", "prometheus_client"),
     note="SIGTERM or Ctrl-C: open requests are finished, then the server stops. Every answered change is on the disk.",
@@ -133,7 +134,7 @@ def encode(
 def serve(
     model: Model = "umbc+set-transformer",
     states: Annotated[str | None, Option(help="A file or postgresql://... (several servers).", show_default="MODEL.db")] = None,
-    tile: Annotated[float | None, Option(help="Keep states by tiles of so many seconds, too: 3600 for hours.")] = None,
+    tile: Annotated[float | None, Option(help="Seconds of a tile, for states of any range of time: 3600 for hours.")] = None,
     retention: Annotated[str | None, Option(help="Seconds that tiles are kept, or by size: 3600:604800,86400:inf.")] = None,
     builder: Builder = None,
     trust: Trust = None,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from setstream.errors import DataError, SetstreamError
 from setstream.serve.answers import message_of, validation_message
 from setstream.serve.playground.tabs import Clusters, Picture
+from setstream.serve.playground.windows import Events
 from setstream.serve.service import Service, accept
 
 #: Visitors at a time: they share one thread.
@@ -26,6 +27,7 @@ TRY_AGAIN_LATER, NOT_TEXT = 1013, 1003
 #: The messages, and the tab that each is for.
 TABS: dict[str, type] = dict.fromkeys(("draw", "put", "clear", "rewind", "order", "append", "compare"), Clusters)
 TABS |= dict.fromkeys(("picture", "paint"), Picture)
+TABS |= dict.fromkeys(("simulate", "report", "advance", "look", "sweep"), Events)
 router = APIRouter()
 
 

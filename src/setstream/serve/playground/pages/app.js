@@ -3,6 +3,7 @@
 import { authorised, Problem, say } from "./connection.js";
 import * as clusters from "./clusters.js";
 import * as pictures from "./pictures.js";
+import * as windows from "./windows.js";
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
@@ -15,6 +16,7 @@ function choose(tab) {
   }
   history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
   if (tab.id === "tab-pictures") pictures.start();
+  if (tab.id === "tab-events") windows.start();
   if (tab.id === "tab-service") describe();
 }
 

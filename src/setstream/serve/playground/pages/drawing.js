@@ -62,6 +62,13 @@ export function drawCursor(context, width, height, cursor, size = 12) {
   context.strokeRect(x - size / 2, y - size / 2, size, size);
 }
 
+export function disc(context, style, x, y, radius) {
+  context.fillStyle = style;
+  context.beginPath();
+  context.arc(x, y, radius, 0, 7);
+  context.fill();
+}
+
 // From a slider's 0 to 100 to steps a second: 1 to 60, evenly in ratio; at its end, as fast as the models are.
 export function pause(slider) {
   const share = Number(slider.value) / 100;

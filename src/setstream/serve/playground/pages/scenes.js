@@ -1,6 +1,6 @@
 // Small pictures to hide, drawn here: side x side colours, row by row.
 
-import { coloursOf } from "./drawing.js";
+import { coloursOf, disc } from "./drawing.js";
 
 function painted(draw) {
   return (side) => {
@@ -24,13 +24,6 @@ function fade(context, from, to, ...stops) {
   stops.forEach((own, index) => style.addColorStop(index / (stops.length - 1), own));
   context.fillStyle = style;
   context.fillRect(0, from, 32, to - from);
-}
-
-function disc(context, style, x, y, radius) {
-  context.fillStyle = style;
-  context.beginPath();
-  context.arc(x, y, radius, 0, 7);
-  context.fill();
 }
 
 export const scenes = {
