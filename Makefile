@@ -44,6 +44,7 @@ fuzz: $(STAMP)  ## 110,000 damaged inputs to every reader and to a server on thi
 # Much less than the development tools, unless they are there already.
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## one set in four streams through four trained models; writes out/demo
 	$(BIN)/setstream demo --out out/demo
+	@echo "live       $(BIN)/setstream serve"
 
 docs: $(STAMP)  ## the site, in out/docs; a broken link or a docstring that does not render is an error
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs out/docs

@@ -11,6 +11,7 @@ from tests.serve.conftest import Server
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: apt-get install chromium")
 playwright = pytest.importorskip("playwright.sync_api")
+playwright.expect.set_options(timeout=60_000)
 
 # As root there is no sandbox; nothing outside this machine is asked for anything.
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -63,7 +64,7 @@ def number(page, id):
 
 
 def has_text(page, selector, text):
-    playwright.expect(page.locator(selector)).to_have_text(text, timeout=30_000)
+    playwright.expect(page.locator(selector)).to_have_text(text)
 
 
 def test_stream_a_set_and_read_the_numbers(visit):
@@ -80,7 +81,7 @@ def test_stream_a_set_and_read_the_numbers(visit):
         assert number(page, f"nll-{name}") > oracle - 1
     page.click("#compare")
     rows = page.locator("#ends tbody tr")
-    playwright.expect(rows).to_have_count(4, timeout=30_000)
+    playwright.expect(rows).to_have_count(4)
     cells = {row[0]: row[1:] for row in (rows.nth(i).locator("td").all_inner_texts() for i in range(4))}
     assert float(cells["UMBC + Set Transformer"][-1]) < 1e-3
     assert len(set(cells["UMBC + Set Transformer"][:-1])) == 1
@@ -256,7 +257,8 @@ def test_a_server_with_tokens_asks_for_one(visit, tmp_path):
 
 
 def test_when_the_server_ends_the_page_says_so_and_goes_on_when_it_is_back(visit, tmp_path):
-    with Server(tmp_path / "states.db", model="umbc+set-transformer") as ending:
+    own = {"model": "umbc+set-transformer", "environment": {"TMPDIR": str(tmp_path)}}  # killed, it cannot clean up
+    with Server(tmp_path / "states.db", **own) as ending:
         page = visit(ending.url)
         page.click("#tab-events")
         has_text(page, "#until-text", "20 to 40 s")
@@ -272,7 +274,7 @@ def test_when_the_server_ends_the_page_says_so_and_goes_on_when_it_is_back(visit
         ending.stop()
         has_text(page, "#status", "the connection to the server is gone")
         has_text(page, "#play", "Stream")
-        with Server(tmp_path / "states.db", "--port", str(ending.port), model="umbc+set-transformer"):
+        with Server(tmp_path / "states.db", "--port", str(ending.port), **own):
             page.fill("#speed", "100")
             page.click("#play")
             has_text(page, "#count", "256")  # of the set that it had before
