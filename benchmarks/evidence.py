@@ -10,7 +10,7 @@ from pathlib import Path
 
 from setstream.report import Page, find_runs
 
-TASKS = ("clustering", "completion", "documents", "needles")
+TASKS = ("clustering", "completion", "documents", "mil", "needles")
 TRUST = ("benchmarks.needles:Needles", "benchmarks.corpora:rfcs", "benchmarks.corpora:pubmed")
 
 

@@ -1,5 +1,7 @@
 """What the evidence of several tasks shares: memory that autograd keeps, training time, groups of runs, lines with ranges."""
 
+import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -29,6 +31,20 @@ def kept_bytes(run: Callable[[], Any], weights: Iterable[Tensor]) -> int:
         run()
     storages = {storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in saved)}
     return sum(size for place, size in storages.items() if place not in known)
+
+
+def kendall_tau(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Kendall's τ-b of two orders of the same models: 1 if they agree on every pair, -1 if on none; ties count in neither::
+
+        τ = (agreeing - disagreeing pairs) / √(pairs untied in ours · pairs untied in theirs)
+
+    >>> kendall_tau([1.0, 2.0, 3.0], [10.0, 30.0, 20.0])
+    0.3333333333333333
+    """
+    pairs = list(itertools.combinations(zip(ours, theirs, strict=True), 2))
+    signs = [((a > c) - (a < c), (b > d) - (b < d)) for (a, b), (c, d) in pairs]
+    untied = sum(x != 0 for x, _ in signs) * sum(y != 0 for _, y in signs)
+    return sum(x * y for x, y in signs) / math.sqrt(untied) if untied else math.nan
 
 
 def seconds(run: FinishedRun) -> float:
