@@ -4,6 +4,7 @@
     python benchmarks/serve.py --kill                       SIGKILL in the middle, and a new server on the same file
     python benchmarks/serve.py --states postgresql://...    the states in PostgreSQL
     python benchmarks/serve.py --keys --tile 3600           each append with an Idempotency-Key, in a store with tiles
+    python benchmarks/serve.py --lines 100                  events of 100 sets in one request, as NDJSON
 
 Each client process keeps `--connections` requests on the way, each the next append of `--elements` elements to one of the
 1,000 sets, so every set is written to all the time. It notes what was answered, by set. Afterwards the count of every set is
@@ -29,12 +30,13 @@ from typing import Any
 import numpy as np
 
 
-async def append(port: int, id: str, body: bytes, streams: list[Any], key: str = "") -> None:
-    """One append over a connection that stays open; raises OSError when the server is gone."""
+async def append(port: int, path: str, body: bytes, streams: list[Any], key: str = "") -> None:
+    """One request over a connection that stays open; raises OSError when the server is gone."""
     if not streams:
         streams[:] = await asyncio.open_connection("127.0.0.1", port)
     reader, writer = streams
-    head = f"POST /sets/{id}/elements HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    kind = "x-ndjson" if path == "/events" else "json"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/{kind}\r\n"
     head += f'Idempotency-Key: "{key}"\r\n' if key else ""
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     status = await reader.readline()
@@ -47,7 +49,9 @@ async def append(port: int, id: str, body: bytes, streams: list[Any], key: str =
         raise ConnectionError(f"answered {status!r}")
 
 
-async def load(port_file: Path, number: int, sets: int, connections: int, elements: int, keys: bool) -> dict[str, Any]:
+async def load(
+    port_file: Path, number: int, sets: int, connections: int, elements: int, keys: bool, lines: int
+) -> dict[str, Any]:
     """Append until a file says that it is over; when the server dies, wait for the next."""
     rng = np.random.default_rng(number)
     bodies = [json.dumps({"elements": rng.standard_normal((elements, 2)).round(4).tolist()}).encode() for _ in range(64)]
@@ -61,19 +65,26 @@ async def load(port_file: Path, number: int, sets: int, connections: int, elemen
         streams: list[Any] = []
         turn = 0
         while not over.exists():
-            place, body = order[turn % len(order)], bodies[(turn + own) % len(bodies)]
+            places, body = [order[turn % len(order)]], bodies[(turn + own) % len(bodies)]
+            path = f"/sets/set-{places[0]}/elements"
+            if lines:  # {"id": ..., "elements": ...}, some sets from a random one on
+                first, path = int(rng.integers(sets)), "/events"
+                places = [place % sets for place in range(first, first + lines)]
+                body = b"\n".join(b'{"id": "set-%d", %s' % (place, body[1:]) for place in places)
             turn += 1
             begin = time.perf_counter()
             try:
                 port = int(port_file.read_text()) if not streams else 0
-                await append(port, f"set-{place}", body, streams, f"{number}-{own}-{turn}" if keys else "")
+                await append(port, path, body, streams, f"{number}-{own}-{turn}" if keys else "")
             except (OSError, asyncio.IncompleteReadError, ValueError):
-                unsure[place] += elements * bool(streams)  # connected: it may have arrived
+                for place in places:
+                    unsure[place] += elements * bool(streams)  # connected: it may have arrived
                 streams.clear()
                 await asyncio.sleep(0.2)
                 continue
             seconds.append(time.perf_counter() - begin)
-            answered[place] += elements
+            for place in places:
+                answered[place] += elements
 
     await asyncio.gather(*(one(own) for own in range(connections)))
     return {"answered": answered, "unsure": unsure, "seconds": seconds}
@@ -154,11 +165,12 @@ def main() -> None:
     parser.add_argument("--kill", action="store_true", help="SIGKILL in the middle, then a new server")
     parser.add_argument("--keys", action="store_true", help="send each append with a key")
     parser.add_argument("--tile", type=float, help="make the store with tiles of so many seconds")
+    parser.add_argument("--lines", type=int, default=0, help="sets per request of NDJSON; 0: one append per request")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         file, number = options.worker
-        work = load(Path(file), int(number), options.sets, options.connections, options.elements, options.keys)
+        work = load(Path(file), int(number), options.sets, options.connections, options.elements, options.keys, options.lines)
         print(json.dumps(asyncio.run(work)))
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +184,7 @@ def main() -> None:
         before = counts_of(int(port_file.read_text()))
         _, cpu = facts_of(int(port_file.read_text()))
         shared = ["--sets", str(options.sets), "--connections", str(options.connections), "--elements", str(options.elements)]
-        shared += ["--keys"] * options.keys
+        shared += ["--lines", str(options.lines)] + ["--keys"] * options.keys
         workers = [
             subprocess.Popen(
                 [sys.executable, __file__, *shared, "--worker", str(port_file), str(number)],
@@ -203,10 +215,11 @@ def main() -> None:
     new = [kept.get(f"set-{place}", 0) - before.get(f"set-{place}", 0) for place in range(options.sets)]
     missing = sum(max(0, own - there) for own, there in zip(answered, new, strict=True))
     strange = sum(max(0, there - own - maybe) for own, there, maybe in zip(answered, new, unsure, strict=True))
-    rate, percentiles = len(seconds) / options.seconds, statistics.quantiles(seconds, n=100)
+    appends, percentiles = len(seconds) * max(1, options.lines), statistics.quantiles(seconds, n=100)
+    rate = appends / options.seconds
     row = [f"{options.sets:,}", f"{rate:,.0f}", f"{rate * options.elements:,.0f}"]
     row += [f"{1000 * percentiles[place]:.0f} ms" for place in (49, 98)]
-    row += ["" if options.kill else f"{1000 * (cpu_after - cpu) / len(seconds):.2f} ms"]
+    row += ["" if options.kill else f"{1000 * (cpu_after - cpu) / appends:.2f} ms"]
     row += [f"{together:.0f}", f"{sum(answered):,}", f"{missing}", f"{strange}"]
     titles = ("sets", "appends/s", "elements/s", "median", "p99", "CPU per append", "changes per commit", "answered elements")
     print(f"| {' | '.join((*titles, 'missing', 'more than sent'))} |")

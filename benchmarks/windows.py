@@ -2,6 +2,7 @@
 
     python benchmarks/windows.py                   windows of 10 to 1,000 tiles; ranges of 10,000 tiles; 40 batches of changes
     python benchmarks/windows.py --tiles 100000    one length of window
+    python benchmarks/windows.py --rolling 10 100000    a rolling mean, beside torchmetrics and river (pip install them)
 
 A window of n tiles gets one element per tile, and its prediction is asked for each time. The plain way keeps the states of the
 last n tiles in a deque and adds them all for each prediction. Times are CPU time, medians and 99th percentiles, in one process
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 import setstream as ss
 from setstream.stores.store import Change
@@ -79,6 +81,40 @@ def windows(model: ss.SetModel, tiles: int) -> list[str]:
     return [*row, f"{statistics.median(plain):.2f}", f"{statistics.median(plain) / statistics.median(queries):.1f}"]
 
 
+def rolling(length: int, steps: int = 1000) -> list[list[str]]:
+    """Rows of a mean over the last so many numbers: a window, a deque, and what other libraries have for it."""
+    from river import stats, utils
+    from torchmetrics import MeanMetric
+    from torchmetrics.wrappers import Running
+
+    encoder = ss.SetEncoder(nn.Identity(), ss.DeepSets("mean", in_dim=1))
+    window, last = ss.SetModel(encoder, nn.Identity()).eval().window(count=length, tile=1), deque[float](maxlen=length)
+    metric, mean = Running(MeanMetric(), window=length), utils.Rolling(stats.Mean, window_size=length)
+    ways: dict[str, tuple[Callable[[float], Any], Callable[[], Any]]] = {
+        "setstream": (lambda x: window.update(torch.tensor([[[x]]])), window.predict),
+        "deque, added anew": (last.append, lambda: sum(last) / len(last)),
+        "torchmetrics `Running`": (metric.update, metric.compute),
+        "river `Rolling`": (mean.update, mean.get),
+    }
+    if length > 1000:  # it copies the metric once per number, and its compute grows with them
+        del ways["torchmetrics `Running`"]
+    rows, numbers, answers = [], [random.gauss(1, 1) for _ in range(length + steps)], []
+    for name, (update, query) in ways.items():
+        if name == "setstream":
+            window.update(torch.tensor(numbers[:length]).view(1, -1, 1))
+        else:
+            for x in numbers[:length]:
+                update(x)
+        updates, queries = [], []
+        for x in numbers[length:]:
+            updates.append(1000 * timed(lambda: update(x)))  # noqa: B023
+            queries.append(1000 * timed(query))
+        answers.append(float(query()))
+        rows.append([f"{length:,}", name, shown(updates), shown(queries)])
+    assert max(answers) - min(answers) < 1e-5, answers
+    return rows
+
+
 def ranges(model: ss.SetModel, folder: str, tiles: int = 10_000) -> str:
     """Predictions for random and for the most expensive ranges of hourly tiles."""
     rng = random.Random(0)
@@ -116,10 +152,16 @@ WAYS = ("plain", "keys", "tiles")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiles", type=int, nargs="+", default=[10, 168, 1000])
+    parser.add_argument("--rolling", type=int, nargs="+")
     parser.add_argument("--model", default="umbc+set-transformer")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if options.rolling:
+        print("| last | way | update p50 / p99, µs | mean p50 / p99, µs |\n|---|---|---|---|")
+        for row in (row for length in options.rolling for row in rolling(length)):
+            print(f"| {' | '.join(row)} |", flush=True)
+        return
     model = open_model(options.model).eval()
     titles = ("tiles", "merges per tile", "update p50 / p99, ms", "prediction p50 / p99, ms", "deque, ms", "times as long")
     print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")

@@ -150,15 +150,15 @@ def test_offsets_may_be_delivered_again_but_not_be_missing(tmp_path):
         assert store.count("a") == 7
 
 
-@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_at_any_line_with_redelivery_from_a_file(tmp_path, kills):
-    lines, sets, bad = write_events(400 if kills < 20 else 6000)
-    path, rng = tmp_path / "s.db", random.Random(5)
-    with ss.StateStore(path, make(), tile=10):
+def check_kills(place, tmp_path, kills):
+    """A consumer of a file, parts of which are delivered again, is killed at any line."""
+    lines, sets, bad = write_events(100 + 25 * kills)
+    rng = random.Random(5)
+    with ss.StateStore(place, make(), tile=10):
         pass
 
     def consume(tick=lambda: None):
-        with ss.StateStore(path, make()) as store:
+        with ss.StateStore(place, make()) as store:
             position = store.position("t")
             first = max(0, (0 if position is None else position) - rng.randrange(30))
             again = [number for number in range(first, len(lines)) for number in ([number] * rng.choice((1, 1, 2)))]
@@ -186,9 +186,14 @@ def test_killed_at_any_line_with_redelivery_from_a_file(tmp_path, kills):
     killed = sum(kill_after(consume, ticks=rng.randrange(5), lines=rng.randrange(1500)) for _ in range(kills))
     assert killed == kills
     consume()
-    with ss.StateStore(path, make()) as store:
+    with ss.StateStore(place, make()) as store:
         check(store, sets)
     assert letters(tmp_path / "dead") == set(bad)
+
+
+@pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_any_line_with_redelivery_from_a_file(tmp_path, kills):
+    check_kills(tmp_path / "s.db", tmp_path, kills)
 
 
 @pytest.fixture(scope="module")
@@ -229,16 +234,16 @@ def add(client, lines, stream="events"):
 @pytest.mark.parametrize("kills", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_redis_consumers_that_are_killed_lose_and_double_nothing(tmp_path, client, redis_url, kills):
     """Two consumers of one group, in turn; some entries arrive between kills, all are acknowledged in the end."""
-    lines, sets, bad = write_events(500 if kills < 20 else 6000)
+    lines, sets, bad = write_events(100 + 25 * kills)
     path, rng = tmp_path / "s.db", random.Random(6)
     ids = add(client, lines[: len(lines) // 2])
     with ss.StateStore(path, make(), tile=10):
         pass
 
-    def consume(name, tick=lambda: None, until=lambda source: False):
+    def consume(name, tick=lambda: None, until=lambda source: False, batch=5):
         with ss.StateStore(path, make()) as store:
             source = RedisStream(redis_url, "events", consumer=name)
-            consumer = Consumer(store, source, batch=5, wait=0.01, dead_letters=tmp_path / "dead")
+            consumer = Consumer(store, source, batch=batch, wait=0.01, dead_letters=tmp_path / "dead")
             tick()
             while consumer.step() and not until(source):
                 tick()
@@ -251,7 +256,7 @@ def test_redis_consumers_that_are_killed_lose_and_double_nothing(tmp_path, clien
     assert killed == kills
     ids += add(client, lines[len(ids) :])
     for name in "01":
-        consume(name, until=lambda source: source.lag() == 0)
+        consume(name, until=lambda source: source.lag() == 0, batch=500)
     assert client.xpending("events", "setstream")["pending"] == 0
     with ss.StateStore(path, make()) as store:
         check(store, sets)

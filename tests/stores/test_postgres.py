@@ -21,7 +21,7 @@ from setstream.errors import CursorError, KeyReusedError, MismatchError, StoreEr
 from setstream.stores.store import Change, Changed, Cursor
 from tests.serve.conftest import listening, make
 from tests.serve.test_process import appending
-from tests.stores import test_tiles
+from tests.stores import test_consume, test_ledger, test_tiles
 
 
 def find_binaries():
@@ -157,6 +157,20 @@ def test_keys_and_positions_in_postgres(place):
     assert stores[1].rows.query("SELECT COUNT(*) FROM setstream_keys") == [(0,)]
     for store in stores:
         store.close()
+
+
+SOME_KILLS = pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark.slow)])
+
+
+@SOME_KILLS
+@pytest.mark.parametrize("way", ["keys", "cursor"])
+def test_killed_at_any_line_and_repeated_nothing_is_missing_or_doubled(place, tmp_path, kills, way):
+    test_ledger.check_kills(place, tmp_path / "answered", kills, way)
+
+
+@SOME_KILLS
+def test_a_consumer_that_is_killed_at_any_line_loses_and_doubles_nothing(place, tmp_path, kills):
+    test_consume.check_kills(place, tmp_path, kills)
 
 
 def test_it_knows_its_model_and_says_what_is_wrong(place):

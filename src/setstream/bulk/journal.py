@@ -19,7 +19,7 @@ from setstream.bulk.partial import SetStates, split_name
 from setstream.errors import ConfigurationError, DataError, StateFormatError
 from setstream.models.encoder import SetEncoder
 from setstream.states.state import State
-from setstream.stores.checks import Change, parse_batch
+from setstream.stores.checks import Change, dump_rows, parse_batch
 from setstream.stores.tiles import merge_rows
 
 BATCH = 256  # states that are read or written at a time
@@ -122,8 +122,7 @@ class Journal:
                 if _faulty(state):
                     self.skip(name, f"set {name!r}: its elements are finite, and too large: NaN or infinity in its state")
             insert = "INSERT INTO states (id, state) VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET state = ?2"
-            rows = zip(names, states.to("cpu"), strict=True)
-            self.database.executemany(insert, ((name, state.to_bytes()) for name, state in rows))
+            self.database.executemany(insert, zip(names, dump_rows(states.to("cpu")), strict=True))
         self.database.executemany("INSERT OR IGNORE INTO skipped VALUES (?, ?)", self._new.items())
         name = "substr(id, instr(id, ' ') + 1)" if self.tiled else "id"
         self.database.execute(f"DELETE FROM states WHERE {name} IN (SELECT name FROM skipped)")

@@ -43,12 +43,12 @@ class _Layout(NamedTuple):
     hasher: "hashlib.blake2b"  # has seen the metadata
     tensors: list[tuple[str, bytes, torch.dtype, torch.Size, slice]]  # by name; what is hashed before each, and its place
 
-    def checksum(self, parts: Mapping[str, bytes | memoryview]) -> str:
-        """The checksum of tensors, from their bytes by name."""
+    def checksum(self, body: memoryview) -> str:
+        """The checksum of tensors, from their bytes."""
         hasher = self.hasher.copy()
-        for name, title, *_ in self.tensors:
+        for _, title, _, _, place in self.tensors:
             hasher.update(title)
-            hasher.update(parts[name])
+            hasher.update(body[place])
         return hasher.hexdigest()
 
 
@@ -85,23 +85,34 @@ def _learn(key: Hashable, data: bytes, tensors: dict[str, Tensor], metadata: dic
 
 def dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> bytes:
     """The bytes of a state: equal states give equal bytes."""
+    (data,) = _dump(accumulators, count, fingerprint, 1, len(count))
+    return data
+
+
+def dump_all(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None) -> list[bytes]:
+    """The bytes of each set of a batch, as a state of one set."""
+    return _dump(accumulators, count, fingerprint, len(count), 1) if len(count) else []
+
+
+def _dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str | None, blobs: int, sets: int) -> list[bytes]:
+    """The batch as `blobs` states of `sets` sets each."""
     tensors = {"count": count}
     for name, accumulator in accumulators.items():
         tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
     kinds = {name: accumulator.kind for name, accumulator in accumulators.items()}
-    key = fingerprint, *kinds.items(), *[(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    key = fingerprint, sets, *kinds.items(), *[(name, tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()]
     layout = _layouts.get(key)
     if layout is None:
         # safetensors refuses views of one storage: each tensor gets its own memory.
-        copies = {name: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+        copies = {n: t[:sets].detach().to("cpu").clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
         metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
         blank = json.dumps({**metadata, "checksum": "0" * 32})
         layout = _learn(key, safetensors.torch.save(copies, {FORMAT: blank}), copies, metadata)
-    parts = {name: tensor_bytes(tensor) for name, tensor in tensors.items()}
-    data = bytearray(layout.size)
-    for name, _, _, _, place in layout.tensors:
-        data[place] = parts[name]
-    return b"".join([layout.head, layout.checksum(parts).encode(), layout.tail, data])
+    rows = np.empty((blobs, layout.size), np.uint8)
+    for name, *_, place in layout.tensors:
+        rows[:, place] = np.frombuffer(tensor_bytes(tensors[name]), np.uint8).reshape(blobs, -1)
+    bodies = [row.data for row in rows]
+    return [b"".join([layout.head, layout.checksum(body).encode(), layout.tail, body]) for body in bodies]
 
 
 def _metadata(data: bytes) -> dict[str, Any]:
@@ -159,8 +170,7 @@ def _read(layout: _Layout, data: Sequence[bytes]) -> Parsed:
     """The state in a blob of this layout, or the states of single sets in several."""
     first, bodies = len(layout.head), [memoryview(one)[len(one) - layout.size :] for one in data]
     for one, body in zip(data, bodies, strict=True):
-        checksum = layout.checksum({name: body[place] for name, *_, place in layout.tensors})
-        if one[first : first + 32] != checksum.encode():
+        if one[first : first + 32] != layout.checksum(body).encode():
             raise StateFormatError("the state is damaged: its checksum does not match its contents. Load another copy of it.")
     rows = torch.from_numpy(np.frombuffer(bytearray(b"".join(bodies)), np.uint8)).view(len(data), -1)
     tensors = {}

@@ -121,13 +121,13 @@ class Rows(ABC):
 
     #: The tables' names.
     states, meta, tiles, keys, cursors = "states", "meta", "tiles", "keys", "cursors"
-    #: The types of ids and states, and what follows a table's columns.
+    #: The types of ids and states, and what follows the columns of a table of small rows.
     text, blob, options = "TEXT", "BLOB", ""
     schema = (
         "CREATE TABLE IF NOT EXISTS {meta} (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-        "CREATE TABLE IF NOT EXISTS {states} (id {text} PRIMARY KEY, count BIGINT NOT NULL, state {blob} NOT NULL){options}",
+        "CREATE TABLE IF NOT EXISTS {states} (id {text} PRIMARY KEY, count BIGINT NOT NULL, state {blob} NOT NULL)",
         "CREATE TABLE IF NOT EXISTS {tiles} (id {text} NOT NULL, level BIGINT NOT NULL, tile BIGINT NOT NULL, "
-        "count BIGINT NOT NULL, state {blob} NOT NULL, PRIMARY KEY (id, level, tile)){options}",
+        "count BIGINT NOT NULL, state {blob} NOT NULL, PRIMARY KEY (id, level, tile))",
         "CREATE TABLE IF NOT EXISTS {keys} (id {text} NOT NULL, key {text} NOT NULL, digest TEXT NOT NULL, "
         "count BIGINT NOT NULL, time BIGINT NOT NULL, PRIMARY KEY (id, key)){options}",
         "CREATE INDEX IF NOT EXISTS {keys}_by_time ON {keys} (time)",

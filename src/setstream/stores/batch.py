@@ -43,6 +43,7 @@ class Batch:
         refused: Mapping[int, SetstreamError] | None = None,
     ) -> None:
         self.store, self.changes, self.stored, self.room = store, changes, stored, inf if room is None else room
+        self.known = store.known(stored)
         #: The result of each change, the new states by id, and the parts in them.
         self.results: Results
         self.states: dict[str, State]
@@ -79,7 +80,9 @@ class Batch:
             waiting.clear()
 
         def state_of(name: str) -> State | None:
-            return store.parsed(name, stored[name]) if name in stored and name not in states else states.get(name)
+            if name in states or name not in stored:
+                return states.get(name)
+            return self.known.get(name) or store.parsed(name, stored[name])  # which raises the error for a damaged one
 
         for place, change in enumerate(self.changes):
             try:

@@ -16,9 +16,12 @@ from setstream.states import serialization
 from setstream.states.accumulators import Accumulator
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
+from setstream.stores.backend import Row, Rows
 
 # The versions of a store. One with tiles must not be changed by a program that does not know them.
 PLAIN, TILED = "1", "2"
+# The types of sums at rest, by the name that a store remembers.
+DTYPES, DTYPE = {"float32": torch.float32, "float64": torch.float64}, "dtype"
 # States per call of the head.
 CHECKED_TOGETHER = 256
 
@@ -114,6 +117,37 @@ def parse_batch(data: Sequence[bytes]) -> State:
     """The states in several blobs as one batch, checked together."""
     alike = serialization.parse_all(data)
     return State.cat([State.from_bytes(one) for one in data]) if alike is None else State(*alike).checked()
+
+
+def dump_rows(batch: State, narrow: bool = False) -> list[bytes]:
+    """`to_bytes` of each set of a batch; `narrow`: with sums in float32, unless one of them is too large for it."""
+    if narrow:
+        narrowed = batch.narrowed()
+        overflow = any(tensor.isinf().any() for name, tensor in narrowed.tensors().items() if name.endswith(".numerator"))
+        batch = batch if overflow else narrowed
+    return serialization.dump_all(batch.accumulators, batch.count, batch.fingerprint)
+
+
+def to_rows(states: Sequence[tuple[str, State]], narrow: bool = False) -> list[Row]:
+    """Rows of states of one set each, as `dump_rows`: together, if they differ in their numbers only."""
+    shapes = [(one.kinds(), [(name, t.dtype, t.shape) for name, t in one.tensors().items()]) for _, one in states]
+    alike = len(states) > 1 and all(shape == shapes[0] for shape in shapes)
+    batches = [stack([state for _, state in states])] if alike else [state for _, state in states]
+    data = [one for batch in batches for one in dump_rows(batch, narrow)]
+    return [(id, int(state.count), one) for (id, state), one in zip(states, data, strict=True)]
+
+
+def choose_dtype(rows: Rows, facts: Mapping[str, str], dtype: torch.dtype | None) -> torch.dtype:
+    """The type of the sums that a store writes; it remembers the last one that was given."""
+    if dtype is None:
+        return DTYPES.get(facts.get(DTYPE, ""), torch.float64)
+    names = [name for name, known in DTYPES.items() if known == dtype]
+    if not names:
+        raise ConfigurationError(f"a store keeps sums in torch.float32 or torch.float64 (the default); got dtype={dtype!r}")
+    if facts.get(DTYPE, "float64") != names[0]:
+        with rows.transaction([]) as transaction:
+            transaction.remember({DTYPE: names[0]})
+    return dtype
 
 
 def sums(pairs: Sequence[tuple[State, State]]) -> list[State | SetstreamError]:

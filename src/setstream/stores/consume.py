@@ -79,7 +79,7 @@ class Consumer:
         source: Source,
         *,
         fields: Fields | None = None,
-        batch: int = 1000,
+        batch: int = 5000,
         wait: float = 1.0,
         dead_letters: str | Path | None = None,
     ) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from setstream.errors import ConfigurationError, MismatchError, UnknownSetError
+from setstream.errors import ConfigurationError, MismatchError, SetstreamError, UnknownSetError
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
 from setstream.states.state import State
@@ -24,6 +26,7 @@ class StateReader:
     encoder: SetEncoder
     chunks: str | None
     rows: Rows
+    narrow: bool
     tiles: TileRows | None
     _cache: StateCache
 
@@ -40,9 +43,16 @@ class StateReader:
     @torch.no_grad()
     def parse(self, data: bytes) -> State:
         """The state of one set in bytes that `State.to_bytes` wrote, checked and on the encoder's device."""
-        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
+        state = State.from_bytes(data).widened().to(self.encoder.device or torch.device("cpu"))
         self.check(state)
         return state
+
+    @torch.no_grad()
+    def parse_batch(self, data: Sequence[bytes]) -> State:
+        """`parse` of several, as one batch: they are read and checked together."""
+        batch = checks.parse_batch(data).widened().to(self.encoder.device or torch.device("cpu"))
+        self.encoder.check_state(batch)
+        return batch
 
     def describe(self, id: str) -> tuple[int, int]:
         """How many elements a set has seen, and how many bytes its state takes."""
@@ -78,6 +88,14 @@ class StateReader:
             state = self.parse(data)
             self._cache.keep([(name, data, state)] if keep else [])
         return state
+
+    def known(self, rows: Mapping[str, bytes]) -> dict[str, State]:
+        """The states in the bytes of rows, from the cache or parsed together; those that cannot be read are left out."""
+        states = {name: self._cache.get(name, data) for name, data in rows.items()}
+        if unknown := [name for name, state in states.items() if state is None]:
+            with suppress(SetstreamError):
+                states |= zip(unknown, self.parse_batch([rows[name] for name in unknown]), strict=True)
+        return {name: state for name, state in states.items() if state is not None}
 
     def check(self, part: State) -> None:
         """Raise MismatchError unless this is the state of one set, made by the store's encoder (`SetEncoder.check_state`)."""

@@ -17,6 +17,8 @@ from setstream.stores.backend import Rows, Transaction
 
 # Bytes per page: states have thousands, and SQLite reads, writes and checks them page by page.
 PAGE = 2**14
+# KiB of pages that a connection keeps. A transaction that changes more of them than fit writes some of them twice.
+CACHE = 2**16
 # What SQLite raises for a damaged file, whose texts and error messages need not be valid UTF-8.
 BROKEN = (sqlite3.Error, UnicodeError)
 
@@ -24,6 +26,7 @@ BROKEN = (sqlite3.Error, UnicodeError)
 class SqliteRows(Rows):
     """Rows in one file; `wait`: seconds to wait for another process's transaction before giving up."""
 
+    # Not for tables of states: such rows fill whole pages of their own beyond a quarter of a page.
     options = " WITHOUT ROWID"
 
     def __init__(self, path: Path, wait: float) -> None:
@@ -80,6 +83,7 @@ class SqliteRows(Rows):
         try:
             database = sqlite3.connect(self.path, timeout=self.wait, isolation_level=None, check_same_thread=False)
             database.execute(f"PRAGMA page_size = {PAGE}")  # of a new file
+            database.execute(f"PRAGMA cache_size = -{CACHE}")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = FULL")  # a commit that returned is on the disk
         except BROKEN as error:

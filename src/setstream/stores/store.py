@@ -31,7 +31,7 @@ from setstream.sets.layout import pack
 from setstream.states.fingerprint import Origin
 from setstream.states.state import State
 from setstream.stores import checks
-from setstream.stores.backend import Row, Rows, Transaction
+from setstream.stores.backend import Rows, Transaction
 from setstream.stores.batch import Batch, Results
 from setstream.stores.cache import StateCache
 from setstream.stores.checks import Change, Changed, stack
@@ -57,6 +57,8 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             store with tiles needs no `tile` when it is opened again. One without gets them; what it holds already has no time.
         retention: Seconds after which `expire` drops tiles; or, by size of tiles, after which it rolls them up into the next
             larger: {3600: 7 * 86_400, 86_400: 365 * 86_400, 30 * 86_400: math.inf} keeps hours for a week, days for a year.
+        dtype: torch.float32 keeps the sums of states in about half the bytes, with a small error (docs/sizing.md). The store
+            remembers it. What a store holds already changes its type when it is written next. None: as it was, or float64.
         key_retention: Seconds after which `expire` deletes the keys of changes: a repetition is then a new change.
         wait: Seconds to wait for another process's transaction before raising StoreError.
         chunks: "average" lets a model that is not consistent add to a set that has elements; otherwise a ConsistencyError.
@@ -79,6 +81,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         *,
         tile: float | None = None,
         retention: Retention | None = None,
+        dtype: torch.dtype | None = None,
         key_retention: float = 7 * 86_400.0,
         wait: float = 60.0,
         chunks: str | None = None,
@@ -95,6 +98,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
         origin = Origin(self.encoder)
         facts = self.rows.remember({"version": checks.PLAIN, "fingerprint": origin.fingerprint})
         checks.check_facts(facts, self.rows.place, (checks.PLAIN, checks.TILED), origin)
+        self.narrow = checks.choose_dtype(self.rows, facts, dtype) == torch.float32
         #: The tiles, if the store has them.
         self.tiles = open_tiles(self, facts, tile, retention)
 
@@ -219,7 +223,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
                 raise self.unknown(id)
             state = change(self.parse(stored[id]), transaction)
             checks.must_be_readable(self.finalize, [state])
-            transaction.write([_row(id, state)])
+            transaction.write(checks.to_rows([(id, state)], self.narrow))
         return int(state.count)
 
     @torch.no_grad()
@@ -254,7 +258,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             fresh = replays.fresh
             late = self.tiles.late(transaction, fresh) if self.tiles is not None else {}
             batch = Batch(self, fresh, transaction.read(ids), room, late)
-            rows = [_row(name, batch.states[name]) for name in sorted(batch.states)]
+            rows = checks.to_rows(sorted(batch.states.items()), self.narrow)
             transaction.write(rows)
             if self.tiles is not None:
                 self.tiles.add(transaction, zip(fresh, batch.results, strict=True))
@@ -262,8 +266,9 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             results = replays.results(batch.results)
             if before_commit is not None:
                 before_commit(results)
-        given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
-        self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
+        if not self.narrow:  # otherwise the states are not what will be read
+            given = {id(part) for part in batch.parts}  # these belong to callers, or share memory; sums belong to the store
+            self._cache.keep((name, data, batch.states[name]) for name, _, data in rows if id(batch.states[name]) not in given)
         return results
 
     @torch.no_grad()
@@ -286,7 +291,7 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
                         if skip is None:
                             raise type(bad[id(state)])(reason)
                         skip(name, reason)
-                transaction.write(_row(name, state) for name, state in pairs if id(state) not in bad)
+                transaction.write(checks.to_rows([pair for pair in pairs if id(pair[1]) not in bad], self.narrow))
                 if self.tiles is not None:
                     self.tiles.add(transaction, [(one, Changed(0, False)) for one in batch if id(one.part) not in bad])
 
@@ -304,7 +309,3 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _row(id: str, state: State) -> Row:
-    return id, int(state.count), state.to_bytes()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 KEPT = "kept"
 # Sets that are looked up at a time when old tiles are dropped.
 PAGE = 100
+# Rows that are merged and written at a time: more need more memory, and take no less time.
+TOGETHER = 512
 
 
 def merge_rows(batch: State, owner: Sequence[int]) -> State:
@@ -160,7 +162,7 @@ class TileRows:
         if outdated:
             rest = self._remove(transaction, id, FIRST, kept.dropped)
             if int(rest.count):
-                transaction.write([(id, int(rest.count), rest.to_bytes())])
+                transaction.write(checks.to_rows([(id, rest)], self.store.narrow))
             else:
                 transaction.delete(id)
 
@@ -180,18 +182,20 @@ class TileRows:
         return self._sum([row[-1] for row in left]) if left else self.store.encoder.empty(1)
 
     def _write(self, transaction: Transaction, parts: dict[TileKey, list[State]], add: bool = True) -> None:
-        """Write rows, each the sum of its parts and, with `add`, of what is there. All are merged at once."""
-        if not parts:
-            return
-        keys = sorted(parts)
-        stored = transaction.read_tiles(keys) if add else {}
-        states = [part for key in keys for part in parts[key]]
-        owner = [place for place, key in enumerate(keys) for _ in parts[key]]
-        there = [place for place, key in enumerate(keys) if key in stored]
-        if there:
-            states += self._parse([stored[keys[place]] for place in there])
-        merged = merge_rows(stack(states), owner + there) if len(states) > len(keys) else stack(states)
-        transaction.write_tiles((*key, int(state.count), state.to_bytes()) for key, state in zip(keys, merged, strict=True))
+        """Write rows, each the sum of its parts and, with `add`, of what is there. Many are merged at once."""
+        everything = sorted(parts)
+        for start in range(0, len(everything), TOGETHER):
+            keys = everything[start : start + TOGETHER]
+            stored = transaction.read_tiles(keys) if add else {}
+            states = [part for key in keys for part in parts[key]]
+            owner = [place for place, key in enumerate(keys) for _ in parts[key]]
+            there = [place for place, key in enumerate(keys) if key in stored]
+            batch = stack(states)
+            if there:
+                batch = stack([batch, self.store.parse_batch([stored[keys[place]] for place in there])])
+            merged = merge_rows(batch, owner + there) if len(batch) > len(keys) else batch
+            rows = zip(keys, merged.count.tolist(), checks.dump_rows(merged, self.store.narrow), strict=True)
+            transaction.write_tiles((*key, count, data) for key, count, data in rows)
 
     def _all(self, transaction: Transaction, id: str) -> dict[TileKey, State]:
         """All rows of a set."""
@@ -209,16 +213,10 @@ class TileRows:
     @torch.no_grad()
     def _sum(self, rows: Sequence[object]) -> State:
         """The sum of the states in rows' bytes."""
-        return merge_rows(self._batch([as_bytes(row) for row in rows]), [0] * len(rows))
+        return merge_rows(self.store.parse_batch([as_bytes(row) for row in rows]), [0] * len(rows))
 
     def _parse(self, data: Sequence[bytes]) -> list[State]:
-        return list(self._batch(data))
-
-    def _batch(self, data: Sequence[bytes]) -> State:
-        """The states of this store in bytes, as one batch: they are checked together."""
-        batch = checks.parse_batch(data).to(self.store.encoder.device or torch.device("cpu"))
-        self.store.encoder.check_state(batch)
-        return batch
+        return list(self.store.parse_batch(data))
 
     def _known_kept(self) -> Kept:
         return self._kept(dict(self.rows.query(f"SELECT key, value FROM {self.rows.meta} WHERE key = %s", KEPT)))

@@ -185,7 +185,7 @@ def consume(
     dead_letters: Annotated[
         Path | None, Option(help="File for lines that cannot be read. Without it, they are an error.")
     ] = None,
-    batch: Annotated[int, Option(help="Events per transaction, about.", min=1)] = 1000,
+    batch: Annotated[int, Option(help="Events per transaction, about.", min=1)] = 5000,
     metrics_port: Annotated[
         int | None, Option(help="Port of this machine for Prometheus: events, lag.", min=1, max=65535)
     ] = None,

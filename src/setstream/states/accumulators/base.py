@@ -116,6 +116,10 @@ class Accumulator:
         """The accumulator of one chunk as if merged with an empty one: sums in the wide type."""
         return self
 
+    def narrowed(self) -> Self:
+        """The accumulator for keeping in few bytes: sums in float32, counts as they are. `widened` reads it."""
+        return self
+
     def cat(self, others: Sequence["Accumulator"]) -> Self:
         """Concatenate the batches of several. An accumulator without elements may not know its width yet."""
         joined = {}

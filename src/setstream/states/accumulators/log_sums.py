@@ -193,6 +193,13 @@ class LogSums(Accumulator):
         dtype = accumulator_dtype(self["shift"].device)
         return type(self)(**{name: tensor.to(dtype) for name, tensor in self.to_tensors().items()})
 
+    def narrowed(self) -> Self:
+        """The numerator in float32, with its rounding error. Normaliser, a count in plain sums, and shift are few numbers."""
+        numerator, error = self["numerator"], self["error"]
+        norm = sizes(numerator, self["normaliser"])[..., 1] * (torch.finfo(torch.float32).eps / 2)
+        error = torch.stack([error[..., 0], torch.hypot(error[..., 1], norm)], -1)
+        return type(self)(**self.tensors | {"numerator": numerator.float(), "error": error.float()})
+
     def merge_rows(self, owner: Sequence[int], batch: int) -> Self:
         index, shifts = torch.tensor(owner, device=self["shift"].device), self["shift"].detach()
         even = len(owner) % batch == 0 and [*owner] == [row // (len(owner) // batch) for row in range(len(owner))]
