@@ -130,8 +130,7 @@ def stored(
     bags = grouped(sets.sources, patients_of(table, patient, where))
     for bag in bags:
         if any(not torch.equal(of_slide[slide.id], of_slide[bag.parts[0].id]) for slide in bag.parts):
-            raise DataError(
-                f"{where}: the slides of {patient} {bag.id!r} have different labels: {[part.id for part in bag.parts]}"
-            )
+            slides = ", ".join(slide.id for slide in bag.parts)
+            raise DataError(f"{where}: the slides of {patient} {bag.id!r} have different labels: {slides}")
     first = [sets.ids.index(bag.parts[0].id) for bag in bags]
     return Bags(bags, values[first], found, [bag.id for bag in bags])

@@ -66,7 +66,7 @@ class Mil(Task):
         "validation"  #: "reported": Youden's threshold on the test bags themselves, as in the paper: too favourable
     )
     class_weights: bool = False  #: give all classes the same weight in the loss
-    test_chunk: int = 4096  #: instances per chunk in a test
+    test_chunk: int = 256  #: instances per chunk in a test
     bags: Bags | None = None  #: the bags themselves, instead of `data`
     target: Target = field(init=False, default=Binary())
 
