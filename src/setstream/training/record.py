@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from setstream import __version__
 from setstream._utils.atomic import write_atomically
 from setstream._utils.optional import need
 from setstream.errors import ConfigurationError
-from setstream.training.config import TrainConfig
 
 #: The kinds of lines in metrics.jsonl with metrics of held-out sets: while the run went on, and at its end.
 EVALUATIONS = ("validation", "test", "final")
+
+
+Position = Callable[[int], str]  #: how far a run is at a step, as text
 
 
 class Metrics(ExitStack):
@@ -53,25 +56,27 @@ class Metrics(ExitStack):
 class Progress(ExitStack):
     """Shows step, loss, rate and time left: a Rich bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, config: TrainConfig, start: int = 0, shown: bool = True, every: int = 1000) -> None:
+    def __init__(
+        self, steps: int, title: str, start: int = 0, shown: bool = True, every: int = 1000, position: Position | None = None
+    ) -> None:
         super().__init__()
-        self.config, self.start, self.shown, self.every = config, start, shown, every
-        self.title, steps = f"{config.task}/{config.model}", config.steps
+        self.steps, self.title, self.start, self.shown, self.every = steps, title, start, shown, every
+        self.position = position or f"step {{}}/{steps}".format
         self.began = time.monotonic()
         self.bar: Any = None
         if shown and sys.stderr.isatty():
             with suppress(ConfigurationError):  # without Rich, lines
                 self.bar = self.enter_context(need("rich.progress", "cli", "a progress bar").Progress())
-                self.row = self.bar.add_task(self.title, total=steps, completed=start)
+                self.row = self.bar.add_task(title, total=steps, completed=start)
 
     def update(self, step: int, loss: float) -> None:
         rate = (step - self.start) / max(time.monotonic() - self.began, 1e-9)
-        text = f"{self.config.position(step)}  loss {loss:.4f}  {rate:.1f} steps/s"
+        text = f"{self.position(step)}  loss {loss:.4f}  {rate:.1f} steps/s"
         text += "".join(f"  {mib:.0f} MiB" for mib in resident().values())
         if self.bar is not None:
             self.bar.update(self.row, completed=step, description=f"{self.title}  {text}")
-        elif step % self.every == 0 or step == self.config.steps:
-            self.say(f"{text}  {(self.config.steps - step) / max(rate, 1e-9):.0f} s left")
+        elif step % self.every == 0 or step == self.steps:
+            self.say(f"{text}  {(self.steps - step) / max(rate, 1e-9):.0f} s left")
 
     def say(self, text: str) -> None:
         """A line above the bar."""

@@ -153,7 +153,8 @@ class Trainer:
         if processes.world > 1 and config.parallel == "data":
             module = DistributedDataParallel(module)
         metrics = Metrics(self.folder, config.tensorboard, self.step, processes.first)
-        progress = Progress(config, self.step, self.shown and processes.first)
+        title, shown = f"{config.task}/{config.model}", self.shown and processes.first
+        progress = Progress(config.steps, title, self.step, shown, position=config.position)
         train_mode(self.model, config.freeze)
         with metrics, progress, asked_to_stop(self._stop):
             while not self._ended() and not processes.any(self._stop.is_set()):

@@ -125,5 +125,11 @@ def umbc_fspool(width: int, outputs: int = 1, **options: Any) -> Parts:
     return pool, nn.Sequential(FSPool(pool.out_dim), _two_layers(pool.out_dim, outputs))
 
 
-_PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
+_PARTS: dict[str, Callable[..., Parts]] = {
+    "ab-mil": ab_mil,
+    "ds-mil": ds_mil,
+    "deepsets": deepsets,
+    "sse": sse,
+    "umbc+set-transformer": umbc_set_transformer,
+}
 MODELS = variants(bag_model, _PARTS | {"umbc+diff-em": umbc_diff_em, "umbc+fspool": umbc_fspool})

@@ -37,7 +37,7 @@ Columns = dict[str, list[Any]]
 def bag_logits(model: SetModel, bags: Iterable[Tensor | SetSource], chunk_size: int) -> Tensor:
     """The model's output (N, ...) about bags, one after another; in chunks, unless it needs whole bags."""
     gradient, device = "none" if model.encoder.pool.consistent else "full", model.encoder.device
-    sets = ([bag.to(device) if isinstance(bag, Tensor) else bag] for bag in bags)
+    sets: Iterable[Any] = ([bag.to(device) if isinstance(bag, Tensor) else bag] for bag in bags)
     return torch.cat([model.head(encode(model.encoder, bag, chunk_size=chunk_size, gradient=gradient)).cpu() for bag in sets])
 
 

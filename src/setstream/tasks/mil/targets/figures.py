@@ -86,6 +86,7 @@ def add_kaplan_meier(page: Page, values: Tensor, high: Tensor) -> None:
         times, survival = metrics.kaplan_meier(time, event)
         last = torch.cat([times, time.max()[None]]) if len(time) else times
         axis.step(last, torch.cat([survival, survival[-1:]])[: len(last)], where="post", label=f"{name} ({len(time)})")
-    p = metrics.logrank(*values.T, high)
+    time, event = values.T
+    p = metrics.logrank(time, event, high)
     axis.legend(title=f"log-rank p = {p:.2g}")
     page.figure(figure, "Kaplan-Meier curves of the test patients, divided at the median risk of their fold")
