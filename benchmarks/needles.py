@@ -101,6 +101,11 @@ class Needles(Mil):
 
     name = "needles"
     summary = "bags of 500 to 4,000 CIFAR-10 images, of which a few in a thousand decide (accuracy, AUROC, F1)"
+    conclude = Task.conclude
+
+    @classmethod
+    def defaults(cls, task_options: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
     def __init__(
         self,
@@ -114,7 +119,7 @@ class Needles(Mil):
         features: str | None = None,
         test_chunk: int = 256,
     ) -> None:
-        self.repeat, self.test_chunk, self.weights = bag_seed, test_chunk, (1.0, 1.0)
+        self.repeat, self.test_chunk = bag_seed, test_chunk
         images = splits()
         elements = {name: part.pixels for name, part in images.items()}
         self.known = images["train"].pixels[images["train"].classes != needle][:KNOWN_IMAGES]

@@ -189,6 +189,9 @@ def test_cross_validation_resumes_and_averages(tmp_path):
     assert done.exit_code == 0, done.output
     assert "accuracy" in done.output
     assert len(list(tmp_path.rglob("result.json"))) == 6
+    rows = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert rows[0] == "repeat,fold,id,truth,probability,label,threshold"
+    assert len(rows) == 1 + 2 * 92  # each of the 92 bags of musk1, once per repeat
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert call(*arguments).exit_code == 0
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
@@ -196,7 +199,8 @@ def test_cross_validation_resumes_and_averages(tmp_path):
 
 def test_cross_validation_of_one_split_is_an_error(tmp_path):
     """Every fold would be the same run, and the interval over them would say nothing."""
-    options = ["--out", str(tmp_path / "runs"), "-o", "task.split=split.csv"]
+    (tmp_path / "split.csv").write_text("slide_id,split\na,train\nb,test\n")
+    options = ["--out", str(tmp_path / "runs"), "-o", f"task.split={tmp_path / 'split.csv'}"]
     code, error = code_of("crossval", "mil", "deepsets", *options)
     assert code == 2
     assert "every fold would be the same run. Leave it out to cross-validate" in " ".join(error.split())

@@ -30,8 +30,8 @@ OLD_AND_NEW = """
     store_sqlite=stores.sqlite stream=models.stream tasks.clustering.streams=.task tasks.completion.anchored=.models
     tasks.documents.anchored=.models tasks.documents.corpus=.corpora tasks.documents.eurlex=.corpora
     tasks.documents.longformer=.language tasks.documents.metrics=.task tasks.documents.pubmed=.corpora
-    tasks.documents.readers=.language tasks.documents.reuters=.corpora tasks.documents.rfcs=.corpora tasks.mil.bags=.task
-    training.allocator=.processes training.crossval=cli.train training.optimizer=.checkpoint training.progress=.record
+    tasks.documents.readers=.language tasks.documents.reuters=.corpora tasks.documents.rfcs=.corpora
+    training.allocator=.processes training.crossval=cli.crossval training.optimizer=.checkpoint training.progress=.record
     training.seeds=.task training.signals=.processes training.stages=.checkpoint weights=models.weights
 """
 PAIRS = re.findall(r"(\S+)=(\S+)", OLD_AND_NEW)

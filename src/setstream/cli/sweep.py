@@ -34,11 +34,12 @@ from rich.table import Table
 
 from setstream._utils.atomic import write_atomically
 from setstream.cli.command import console
-from setstream.cli.train import INTERRUPTED, merge
+from setstream.cli.train import INTERRUPTED
 from setstream.errors import ConfigurationError
-from setstream.training.config import TrainConfig, read_options
+from setstream.training.config import TrainConfig, merge, read_options
 from setstream.training.processes import asked_to_stop
-from setstream.training.record import read_metrics
+from setstream.training.record import EVALUATIONS, read_metrics
+from setstream.training.task import new_config
 
 
 @dataclass
@@ -88,7 +89,7 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
         if unknown := set(after) - set(runs):
             raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that are defined above it")
         config = filled(merge(options.get("defaults", {}), table), {"out": str(out)})
-        runs[name] = Run(name, TrainConfig.from_dict(config), out / name, after)
+        runs[name] = Run(name, new_config(config), out / name, after)
     return list(runs.values())
 
 
@@ -129,9 +130,9 @@ def next_run(waiting: list[Run], runs: list[Run]) -> Run | None:
 
 def overview(runs: list[Run]) -> Group:
     """The progress of all runs; below it, the errors of failed ones."""
-    rows, problems = Table("run", "model", "gradient", "step", "loss", "last test", box=None), []
+    rows, problems = Table("run", "model", "gradient", "step", "loss", "last evaluation", box=None), []
     for run in runs:
-        train, tests = read_metrics(run.folder, "train"), read_metrics(run.folder, "test") + read_metrics(run.folder, "final")
+        train, tests = read_metrics(run.folder, "train"), read_metrics(run.folder, *EVALUATIONS)
         test = {key: value for key, value in tests[-1].items() if key not in ("step", "kind")} if tests else {}
         step, loss = (train[-1]["step"], f"{train[-1]['loss']:.3f}") if train else (0, "")
         color = "red" if run.failed else "green" if run.done else "yellow" if run.started else "dim"

@@ -13,10 +13,12 @@ from setstream.data.recognise import open_collection, open_source
 from setstream.data.recognise import open_sets as open
 from setstream.data.table_sets import ParquetSets, ParquetSource
 from setstream.sets.chunks import SourceChunks
+from setstream.sets.joined import JoinedSource
 from setstream.sets.source import ArraySource, PartSource, SetSource
 
 __all__ = [
-    "ArraySource", "H5Source", "ImageFolderSource", "NpySource", "ParquetSets", "ParquetSource", "PartSource", "SetBatch",
+    "ArraySource", "H5Source", "ImageFolderSource", "JoinedSource", "NpySource", "ParquetSets", "ParquetSource", "PartSource",
+    "SetBatch",
     "SetCollection", "SetDataset", "SetLoader", "SetSource", "SourceChunks", "TorchSource", "ZarrSource", "open",
     "open_collection", "open_source",
 ]  # fmt: skip

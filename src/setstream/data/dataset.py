@@ -84,9 +84,9 @@ class SetDataset(Sequence[SetSource], SetCollection):
         """Labels from a CSV with columns of ids and labels; sets it does not name are an error, or left out: missing="drop"."""
         if missing not in ("error", "drop"):
             raise ConfigurationError(f"missing must be 'error' or 'drop'; got {missing!r}")
-        rows = _read_csv(path)
-        ids, labels = _column(rows, ID_COLUMNS, path), _column(rows, LABEL_COLUMNS, path)
-        table = dict(zip(ids, map(_number, labels), strict=True))
+        rows = read_csv(path)
+        ids, labels = column(rows, ID_COLUMNS, path), column(rows, LABEL_COLUMNS, path)
+        table = dict(zip(ids, map(as_number, labels), strict=True))
         unnamed = [source.id for source in self.sources if source.id not in table]
         if unnamed and missing == "error":
             some = f"{unnamed[:5]}{' ...' if len(unnamed) > 5 else ''}"
@@ -98,11 +98,11 @@ class SetDataset(Sequence[SetSource], SetCollection):
 
     def split(self, path: str | Path) -> dict[str, SetDataset]:
         """Splits from a CSV: columns train, val, test that list ids (CLAM), or a column `split` beside the ids."""
-        rows = _read_csv(path)
+        rows = read_csv(path)
         names = list(rows[0]) if rows else []
         lists = {name: [row[name] for row in rows if row[name]] for name in names if name in ("train", "val", "test")}
         if not lists and "split" in names:
-            for name, row in zip(_column(rows, ID_COLUMNS, path), rows, strict=True):
+            for name, row in zip(column(rows, ID_COLUMNS, path), rows, strict=True):
                 lists.setdefault(row["split"], []).append(name)
         if lists:
             return {name: self.select(ids) for name, ids in lists.items()}
@@ -227,12 +227,14 @@ class SetDataset(Sequence[SetSource], SetCollection):
         return self.ids
 
 
-def _read_csv(path: str | Path) -> list[dict[str, str]]:
+def read_csv(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV (or .tsv) by the names in its first line."""
     with reading(existing(path)), open(path, newline="") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(file, delimiter="\t" if str(path).endswith(".tsv") else ","))
 
 
-def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) -> list[str]:
+def column(rows: Sequence[dict[str, Any]], names: Sequence[str], path: str | Path) -> list[Any]:
+    """The cells of the first of these columns that a table has."""
     columns = list(rows[0]) if rows else []
     chosen = next((name for name in names if name in columns), None)
     if chosen is None:
@@ -243,7 +245,8 @@ def _column(rows: list[dict[str, str]], names: Sequence[str], path: str | Path) 
     return [row[chosen] for row in rows]
 
 
-def _number(text: str) -> Any:
+def as_number(text: str) -> Any:
+    """A number where the text is one, otherwise the text."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)

@@ -11,7 +11,7 @@ from setstream._utils.import_path import TASKS, find
 from setstream.errors import ConfigurationError
 from setstream.report.page import Page, pyplot
 from setstream.training.config import FREE, TrainConfig, read_options
-from setstream.training.record import read_metrics
+from setstream.training.record import EVALUATIONS, read_metrics
 from setstream.training.task import SavedRun, Task, read_run, task_class
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -73,8 +73,11 @@ def group_by(runs: Iterable[FinishedRun], key: Callable[[FinishedRun], Key]) -> 
 
 
 def without_seed(folder: Path, config: TrainConfig) -> dict[str, Any]:
-    """The options that runs with other seeds share; of a second stage, with the options of its first stage for the folder."""
+    """The options that runs with other seeds and folds share; of a second stage, with those of its first, not its folder."""
     options = {name: value for name, value in config.to_dict().items() if name != "seed" and name not in FREE}
+    folds = task_class(config.task).repeated if config.task in TASKS else ()
+    options["task_options"] = {name: value for name, value in config.task_options.items() if name not in folds}
+    options |= {"steps": config.steps if config.epochs is None else None}  # folds may have more or fewer training sets
     if config.init_from is not None:
         first = folder.parent / Path(config.init_from).name
         if (first / "config.json").is_file():
@@ -87,10 +90,10 @@ def by_label(runs: Group) -> dict[str, Group]:
     seeds = group_by(runs, lambda run: json.dumps(without_seed(run.folder, run.config), sort_keys=True))
     labels = {}
     for label, firsts in group_by((group[0] for group in seeds.values()), FinishedRun.label).items():
-        configs = [run.config.to_dict() for run in firsts]
-        differing = [n for n in configs[0] if n not in FREE | {"seed"} and any(c[n] != configs[0][n] for c in configs)]
-        for run, config in zip(firsts, configs, strict=True):
-            labels[run.folder] = f"{label[:-1]}{''.join(f', {name} {config[name]}' for name in differing)})"
+        configs = [without_seed(run.folder, run.config) for run in firsts]
+        differing = [n for n in configs[0] if any(c[n] != configs[0][n] for c in configs)]
+        for run in firsts:
+            labels[run.folder] = f"{label[:-1]}{''.join(f', {name} {getattr(run.config, name)}' for name in differing)})"
     return {labels[group[0].folder]: group for group in seeds.values()}
 
 
@@ -119,12 +122,12 @@ def add_runs(
 
 
 def curves_figure(runs: Group, name: str, **options: Any) -> Any:
-    """A test metric against the step, one line per run, one colour per kind of run; `options` of the axes."""
+    """A metric of held-out sets against the step, one line per run, one colour per kind of run; `options` of the axes."""
     figure, axis = pyplot().subplots(figsize=(10, 4.5), constrained_layout=True)
     for number, (label, group) in enumerate(by_label(runs).items()):
         style = {"color": f"C{number % 10}", "linestyle": ["-", "--", ":"][number // 10 % 3]}
         for run in group:
-            tests = [line for kind in ("test", "final") for line in read_metrics(run.folder, kind) if name in line]
+            tests = [line for line in read_metrics(run.folder, *EVALUATIONS) if name in line]
             axis.plot([line["step"] for line in tests], [line[name] for line in tests], **style, linewidth=1)
         axis.plot([], [], **style, label=label)
     axis.set(xlabel="step", **options)

@@ -5,7 +5,7 @@ import json
 import tomllib
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import cos, pi
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,18 @@ from setstream.pools.base import AVERAGE
 #: The allowed values of options that have few of them.
 CHOICES = {"optimizer": ("adam", "adamw", "sgd"), "schedule": ("constant", "step", "cosine"), "gradient": GRADIENTS}
 CHOICES |= {"parallel": ("data", "set"), "amp": ("none", "bf16")}
-POSITIVE = ("steps", "batch", "chunk_size", "grad_chunks", "threads", "log_every", "evaluate_every", "checkpoint_every")
+POSITIVE = (
+    "steps",
+    "epochs",
+    "patience",
+    "batch",
+    "chunk_size",
+    "grad_chunks",
+    "threads",
+    "log_every",
+    "evaluate_every",
+    "checkpoint_every",
+)
 #: Options that may change when a run is resumed: they do not change what it computes.
 FREE = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
 
@@ -37,6 +48,9 @@ class TrainConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
 
     steps: int = 50_000
+    epochs: int | None = (
+        None  # instead of steps: passes over the task's training sets; then evaluations, logs and checkpoints, too
+    )
     batch: int = 10  # sets per step, over all processes
     optimizer: str = "adam"
     lr: float = 1e-3
@@ -58,7 +72,10 @@ class TrainConfig:
 
     init_from: str | None = None  # a run folder or a file of weights to begin with
     freeze: list[str] = field(default_factory=list)  # prefixes of the names of parameters that are not trained
-    select: str | None = None  # end with the weights that had the largest value of this metric during training
+    select: str | None = (
+        None  # end with the weights that had the largest value of this metric during training; -loss: the smallest
+    )
+    patience: int | None = None  # stop after so many evaluations without a better value of `select`
 
     seed: int = 0
     device: str = "auto"
@@ -85,6 +102,7 @@ class TrainConfig:
             **{f"{name} must be at least 1": getattr(self, name) is None or getattr(self, name) >= 1 for name in POSITIVE},
             "lr must be positive": self.lr > 0,
             "clip must be positive, or left out": self.clip is None or self.clip > 0,
+            "patience needs select": self.patience is None or self.select is not None,
             **{f"{name} must not be negative": getattr(self, name) >= 0 for name in ("warmup", "weight_decay")},
             "beta1 and beta2 lie between 0 and 1": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
             "gradient 'none' trains nothing": self.gradient != "none",
@@ -111,7 +129,26 @@ class TrainConfig:
     def changed_since(self, earlier: dict[str, Any]) -> list[str]:
         """The options that differ from those of an earlier run, as in its config.json, and change what is computed."""
         now = json.loads(json.dumps(self.to_dict()))
-        return [name for name in now if name not in FREE and now[name] != earlier.get(name, now[name])]
+        ignored = FREE | ({"steps"} if self.epochs is not None else set())  # which follow from the epochs
+        return [name for name in now if name not in ignored and now[name] != earlier.get(name, now[name])]
+
+    def in_steps(self, size: int | None) -> Self:
+        """These options with their epochs as steps, for a task that has `size` training sets."""
+        if self.epochs is None:
+            return self
+        if size is None:
+            raise ConfigurationError(f"the task {self.task} draws its training sets without end: give steps instead of epochs")
+        epoch = max(1, round(size / self.batch))
+        return replace(self, steps=self.epochs * epoch, log_every=epoch, evaluate_every=epoch, checkpoint_every=epoch)
+
+    def epoch(self, step: int) -> dict[str, float]:
+        """The epoch that a step has reached, if the run counts in epochs."""
+        return {} if self.epochs is None else {"epoch": round(step * self.epochs / self.steps, 2)}
+
+    def position(self, step: int) -> str:
+        """How far a run is, as text."""
+        epochs = (f"epoch {epoch:g}/{self.epochs}" for epoch in self.epoch(step).values())
+        return next(epochs, f"step {step}/{self.steps}")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step (counted from 0): a function of the step alone."""
@@ -122,6 +159,12 @@ class TrainConfig:
             done = min(1.0, max(0, step - self.warmup) / max(1, self.steps - self.warmup))
             return self.lr * rise * (self.final_factor + (1 - self.final_factor) * 0.5 * (1 + cos(pi * done)))
         return self.lr * rise
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` on top; mappings are merged, not replaced."""
+    both = {name for name in changes if isinstance(base.get(name), dict) and isinstance(changes[name], dict)}
+    return base | changes | {name: merge(base[name], changes[name]) for name in both}
 
 
 READERS: dict[str, Any] = {".toml": tomllib.loads, ".json": json.loads}

@@ -36,7 +36,7 @@ from setstream.sets.chunks import Chunks, scatter_sets
 from setstream.sets.layout import Sets
 from setstream.sets.source import SetSource
 from setstream.training.checkpoint import weights_of
-from setstream.training.config import TrainConfig, read_options
+from setstream.training.config import TrainConfig, merge, read_options
 
 Batch = dict[str, Any]
 
@@ -82,10 +82,47 @@ class Task(ABC):
     summary: ClassVar[str] = ""  #: A line for `setstream tasks`.
     #: The function that adds the task's tables and figures to a report, by its import path; None: a table of metrics.
     report: ClassVar[str | None] = None
+    #: Options of the task in which repetitions of one experiment differ: folds.
+    repeated: ClassVar[tuple[str, ...]] = ()
     #: Its models by name: each a function of keyword options that returns a SetModel.
     models: ClassVar[dict[str, Callable[..., SetModel]]] = {}
     #: The seed of the run that trains it (see `with_seed`): it determines the order of examples in epochs.
     seed: int = 0
+
+    @property
+    def size(self) -> int | None:
+        """How many training sets there are, which makes an epoch; None: they are drawn without end."""
+        return None
+
+    @property
+    def held_out(self) -> str:
+        """The sets that a quick evaluation looks at: validation, or test."""
+        return "test"
+
+    @classmethod
+    def defaults(cls, task_options: dict[str, Any]) -> dict[str, Any]:
+        """Options of a run of this task, with these options of the task, where they differ from those of `TrainConfig`."""
+        return {}
+
+    @classmethod
+    def config(cls, model: str, task_options: dict[str, Any] | None = None, **options: Any) -> TrainConfig:
+        """The options of a run with a model: those given, then this task's defaults, then those of `TrainConfig`.
+
+        >>> from setstream.tasks.mil import Mil
+        >>> Mil.config("ab-mil", batch=8).gradient
+        'exact'
+        """
+        defaults = cls.defaults(task_options or {})
+        for name in ("epochs", "patience") if "steps" in options else ():
+            defaults.pop(name, None)
+        return TrainConfig.from_dict(
+            merge(defaults, {"task": cls.name, "model": model, "task_options": task_options or {}} | options)
+        )
+
+    @classmethod
+    def fold_count(cls, task_options: dict[str, Any]) -> int | None:
+        """The number of folds that these options of the task prescribe, for cross-validation; None: any."""
+        return None
 
     def with_seed(self, seed: int) -> Self:
         """This task for a run with a seed: itself if it has that seed already, otherwise a copy that shares its data."""
@@ -124,6 +161,10 @@ class Task(ABC):
     @abstractmethod
     def evaluate(self, model: SetModel, *, quick: bool = False) -> dict[str, float]:
         """Metrics on held-out data; `quick` on a part of it, while training goes on."""
+
+    def conclude(self, model: SetModel, folder: Path) -> dict[str, float]:
+        """The metrics of a run that ends; a task may write files of its own to the run's folder."""
+        return self.evaluate(model)
 
 
 def mix(*numbers: int) -> int:
@@ -168,6 +209,14 @@ def describe_task(name: str) -> dict[str, Any]:
     kind = task_class(name)
     models = {model: (build.__doc__ or "").strip().partition("\n")[0] for model, build in kind.models.items()}
     return {"summary": kind.summary, "models": models}
+
+
+def new_config(given: dict[str, Any]) -> TrainConfig:
+    """The options of a new run: those given, then the defaults of its task. A text or a file may name any task."""
+    if set(given) >= {"task", "model"} and isinstance(given["task"], str):
+        options = {name: value for name, value in given.items() if name != "task"}
+        return replace(task_class(given["task"]).config(**options), task=given["task"])
+    return TrainConfig.from_dict(given)
 
 
 def build_task(config: TrainConfig) -> Task:

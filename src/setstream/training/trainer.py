@@ -2,7 +2,7 @@
 
     run/config.json          every option
         environment.json     versions and hardware
-        metrics.jsonl        loss by step, test metrics now and then     (tensorboard/ the same)
+        metrics.jsonl        loss by step, metrics now and then          (tensorboard/ the same)
         checkpoints/         the last two                                (failed/ where a loss was not finite)
         model.safetensors    the weights at the end
         best.safetensors     the weights of the best evaluation          (with `select`)
@@ -34,7 +34,7 @@ from setstream.models.weights import load_weights, save_weights
 from setstream.training.checkpoint import Checkpoints, begin_with, freeze, make_optimizer, train_mode
 from setstream.training.config import TrainConfig, read_options
 from setstream.training.processes import Processes, asked_to_stop, choose_device, keep_freed_memory
-from setstream.training.record import Metrics, Progress, environment
+from setstream.training.record import Metrics, Progress, environment, resident
 from setstream.training.task import Batch, Encode, Task, mix, seed_step
 
 BEST = "best.safetensors"
@@ -76,7 +76,8 @@ class Trainer:
     """
 
     def __init__(self, task: Task, config: TrainConfig, folder: str | Path, *, shown: bool = True) -> None:
-        self.task, self.config, self.folder, self.shown = task.with_seed(config.seed), config, Path(folder), shown
+        self.task, self.folder, self.shown = task.with_seed(config.seed), Path(folder), shown
+        self.config = config = config.in_steps(self.task.size)
         self.device = choose_device(config.device)
         self.processes = Processes.join(self.device)
         keep_freed_memory()
@@ -89,6 +90,7 @@ class Trainer:
         self.step = 0
         self.losses: list[float] = []  # since the last line of the log
         self.best: float | None = None  # the largest value of the metric that selects
+        self.stale = 0  # evaluations since then
         self._stop = threading.Event()
 
     def run(self, *, resume: bool = True) -> Result:
@@ -126,6 +128,7 @@ class Trainer:
         if steps := self.checkpoints.steps():
             progress = self.checkpoints.load(steps[-1], self.model, self.optimizer, self.device)
             self.step, self.losses, self.best = int(progress["step"]), progress.get("losses", []), progress.get("best")
+            self.stale = progress.get("stale", 0)
         elif self.config.init_from is not None:
             begin_with(self.model, self.config.init_from, self.config.freeze)
         self.processes.wait()
@@ -149,31 +152,35 @@ class Trainer:
         module: nn.Module = _Step(self.task, self.model, encode)
         if processes.world > 1 and config.parallel == "data":
             module = DistributedDataParallel(module)
-        title = f"{config.task}/{config.model}"
         metrics = Metrics(self.folder, config.tensorboard, self.step, processes.first)
-        progress = Progress(config.steps, title, self.step, self.shown and processes.first)
+        title, shown = f"{config.task}/{config.model}", self.shown and processes.first
+        progress = Progress(config.steps, title, self.step, shown, position=config.position)
         train_mode(self.model, config.freeze)
         with metrics, progress, asked_to_stop(self._stop):
-            while self.step < config.steps and not processes.any(self._stop.is_set()):
+            while not self._ended() and not processes.any(self._stop.is_set()):
                 self.losses.append(self._train_step(module))
                 self.step += 1
-                ended = self.step == config.steps
-                if ended or self.step % config.log_every == 0:
+                last = self.step == config.steps
+                if last or self.step % config.log_every == 0:
                     loss = sum(self.losses) / len(self.losses)
                     self.losses.clear()
-                    metrics.write(self.step, "train", {"loss": loss, "lr": config.rate(self.step - 1)})
+                    metrics.write(
+                        self.step,
+                        "train",
+                        config.epoch(self.step) | {"loss": loss, "lr": config.rate(self.step - 1)} | resident(),
+                    )
                     progress.update(self.step, loss)
-                if config.select if ended else self.step % config.evaluate_every == 0:
+                if config.select if last else self.step % config.evaluate_every == 0:
                     scores = self._evaluate(quick=True)
-                    metrics.write(self.step, "test", scores)
-                    progress.say(f"{title}  step {self.step}  {_text(scores)}")
+                    metrics.write(self.step, self.task.held_out, config.epoch(self.step) | scores)
+                    progress.say(f"{config.position(self.step)}  {self.task.held_out}  {_text(scores | resident())}")
                 # Last: a run that is resumed from here finds everything of this step written.
-                if ended or self.step % config.checkpoint_every == 0:
+                if last or self.step % config.checkpoint_every == 0:
                     self._save()
             seconds = time.monotonic() - began
-            if self.step < config.steps:
+            if not self._ended():
                 self._save()
-                progress.say(f"{title}  stopped at step {self.step}; run it again to resume")
+                progress.say(f"stopped at {config.position(self.step)}; run it again to resume")
                 return Result(self.step, False, {}, self.folder)
             if self.best is not None:  # on the process that evaluates
                 load_weights(self.model, self.folder / BEST)
@@ -183,8 +190,13 @@ class Trainer:
                 save_weights(self.model, self.folder / "model.safetensors")
                 result = {"step": self.step, "metrics": final, "seconds": seconds, "steps_timed": self.step - first_step}
                 write_atomically(self.folder / "result.json", json.dumps(result, indent=2))
-            progress.say(f"{title}  done  {_text(final)}")
+            progress.say(f"done  {_text(final)}")
         return Result(self.step, True, final, self.folder)
+
+    def _ended(self) -> bool:
+        """Whether all steps are done, or the run has lost its patience."""
+        patience = self.config.patience
+        return self.step >= self.config.steps or self.processes.any(patience is not None and self.stale >= patience)
 
     def _train_step(self, module: nn.Module) -> float:
         config, processes = self.config, self.processes
@@ -226,23 +238,24 @@ class Trainer:
         if self.processes.first:
             self.model.eval()
             with torch.no_grad():
-                scores = self.task.evaluate(self.model, quick=quick)
+                scores = self.task.evaluate(self.model, quick=True) if quick else self.task.conclude(self.model, self.folder)
             train_mode(self.model, self.config.freeze)
-            if quick and (name := self.config.select) is not None:
-                if name not in scores:
+            if quick and (select := self.config.select) is not None:
+                if (name := select.removeprefix("-")) not in scores:
                     raise ConfigurationError(f"select: the evaluation has no {name!r}; it has {', '.join(scores)}")
-                if self.best is None or scores[name] > self.best:
-                    self.best = scores[name]
+                value, self.stale = -scores[name] if select != name else scores[name], self.stale + 1
+                if self.best is None or value > self.best:
+                    self.best, self.stale = value, 0
                     save_weights(self.model, self.folder / BEST)
         self.processes.wait()
         return scores
 
     def _save(self) -> None:
         if self.processes.first:
-            progress = {"seed": self.config.seed, "losses": self.losses, "best": self.best}
+            progress = {"seed": self.config.seed, "losses": self.losses, "best": self.best, "stale": self.stale}
             self.checkpoints.save(self.step, self.model, self.optimizer, progress)
         self.processes.wait()
 
 
 def _text(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())

@@ -51,8 +51,10 @@ def train(
 
 
 @command(
-    "setstream.cli.train:run_crossval",
+    "setstream.cli.crossval:run_crossval",
     "setstream crossval mil umbc+set-transformer --config sweeps/mil/musk1.toml --out runs/musk1-umbc",
+    "setstream crossval mil ab-mil --out runs/ab -o task.data=features/ -o task.labels=labels.csv -o task.split=splits/",
+    "setstream crossval mil ab-mil --out runs/nested --each lr=[1e-4,3e-4,1e-3] --inner 5 -o task.data=musk1",
     note="If it is stopped, the same command continues with the unfinished folds.",
 )
 def crossval(
@@ -60,8 +62,10 @@ def crossval(
     model: Annotated[str, Argument(help="A model of the task.")],
     out: Annotated[Path, Option(help="Folder for the run folders.")],
     config: Config = None,
-    folds: Annotated[int, Option(help="Folds.", min=2)] = 10,
-    repeats: Annotated[int, Option(help="Repetitions, each with new folds and a new seed.", min=1)] = 5,
+    folds: Annotated[int | None, Option(help="Folds.", min=2, show_default="10, or those of task.split")] = None,
+    repeats: Annotated[int, Option(help="Repetitions, each with a new seed and, if they are drawn, new folds.", min=1)] = 5,
+    each: Annotated[Words, Option(help="NAME=[VALUE, ...]: each fold chooses among these options by inner folds.")] = None,
+    inner: Annotated[int, Option(help="Inner folds, with --each.", min=2)] = 5,
     option: Options = None,
 ) -> None:
     """Cross-validate a model."""
@@ -76,6 +80,27 @@ def evaluate(
     trust: Trust = None,
 ) -> None:
     """Evaluate the model of a run, finished or not, on test data."""
+
+
+@command(
+    "setstream.cli.predict:run_predict",
+    "setstream predict runs/slides features/ --out predictions.csv",
+    "setstream predict runs/slides features/ --out predictions.parquet --patients labels.csv --without",
+)
+def predict(
+    model: Annotated[str, Argument(help="The folder of a run of the task mil, or of a model that it saved.")],
+    data: Annotated[Path, Argument(help="Bags: a file or folder that ss.data.open recognises.")],
+    out: Annotated[Path, Option(help="A .csv or .parquet file: one row per slide, and per patient.")],
+    patients: Annotated[Path | None, Option(help="CSV with the patient of each slide: also predict patients.")] = None,
+    patient: Annotated[str, Option(help="Its column of patients.")] = "case_id",
+    without: Annotated[bool, Option("--without", help="Also predict each patient without each of its slides.")] = False,
+    logits: Annotated[bool, Option("--logits", help="Also write the model's raw outputs.")] = False,
+    chunk_size: Annotated[int, Option(help="Elements per chunk.", min=1)] = 4096,
+    device: Device = "auto",
+    builder: Builder = None,
+    trust: Trust = None,
+) -> None:
+    """Predict slides and patients: probability, label and threshold, or what the model was trained for."""
 
 
 @command(

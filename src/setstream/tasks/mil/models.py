@@ -40,7 +40,7 @@ UMBC_OPTIONS: dict[str, Any] = {"num_slots": SLOTS, "heads": HEADS}
 
 
 class BagHead(nn.Module):
-    """Logits of the streams, (B, S): the instance stream's first if there is one, the bag stream's last."""
+    """Logits of the streams, (B, S · outputs): the instance stream's first if there is one, the bag stream's last."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class BagHead(nn.Module):
         return torch.cat([z["instance"], self.decoder(z["bag"])], dim=1) if isinstance(z, dict) else self.decoder(z)
 
 
-Parts = tuple[Pool, nn.Module]  # width of the features, options of the pool -> the pool, and the decoder after it: one logit
+Parts = tuple[Pool, nn.Module]  # width of the features, options of the pool -> the pool, and the decoder after it: its logits
 
 
 def bag_model(
@@ -62,9 +62,10 @@ def bag_model(
     weights: str | None = None,
     backbone_options: dict[str, Any] | None = None,
     dropout: float = 0.0,
+    outputs: int = 1,
     **options: Any,
 ) -> SetModel:
-    """A bag classifier with the pool and the decoder of `parts(width, **options)`."""
+    """A bag classifier with the pool and the decoder of `parts(width, **options)`; `outputs`: logits of each stream."""
     network: nn.Module = nn.Identity()
     if backbone is not None:
         network = named_backbone(backbone, weights, **(backbone_options or {}))
@@ -76,14 +77,14 @@ def bag_model(
     if dropout and len(layers) == 1:  # on the features themselves
         reading.append(nn.Dropout(dropout))
     phi, width = nn.Sequential(OrderedDict(backbone=network, layers=reading)), layers[-1]
-    pool, decoder = parts(width, **options)
+    pool, decoder = parts(width, **options | ({} if outputs == 1 else {"outputs": outputs}))
     if two_stream:
-        pool = Parallel(instance=Projected(nn.Linear(width, 1), DeepSets("max")), bag=pool)
+        pool = Parallel(instance=Projected(nn.Linear(width, outputs), DeepSets("max")), bag=pool)
     return SetModel(SetEncoder(phi, pool, cast_input=backbone is None), BagHead(decoder))  # a backbone takes bytes
 
 
-def _two_layers(width: int, in_dim: int | None = None) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(in_dim or width, width), nn.ReLU(), nn.Linear(width, 1))
+def _two_layers(width: int, outputs: int, in_dim: int | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(in_dim or width, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 class Branches(nn.Linear):
@@ -111,20 +112,23 @@ class BranchPerClass(nn.Module):
 
 
 class BranchesAndMean(nn.Module):
-    """The logit of each branch by a layer of its own while training, and that of their mean, (B, K, width) to (B, K + 1).
+    """The logits of each branch by a layer of its own while training, and of their mean: (B, K, width) to (B, (K + 1) outputs).
 
-    In eval mode only the last one, (B, 1): the branches' own logits are there to be trained.
+    In eval mode only the last ones, (B, outputs): the branches' own logits are there to be trained.
     """
 
-    def __init__(self, width: int, branches: int) -> None:
+    def __init__(self, width: int, branches: int, outputs: int = 1) -> None:
         super().__init__()
-        layer = nn.Linear(width, branches)
+        layer = nn.Linear(width, branches * outputs)
         self.weight, self.bias = layer.weight, layer.bias
-        self.bag = nn.Linear(width, 1)
+        self.bag = nn.Linear(width, outputs)
 
     def forward(self, z: Tensor) -> Tensor:
         bag: Tensor = self.bag(z.mean(1))
-        return torch.cat([(z * self.weight).sum(-1) + self.bias, bag], dim=1) if self.training else bag
+        if not self.training:
+            return bag
+        of_branches = torch.einsum("bkw,kow->bko", z, self.weight.unflatten(0, (z.shape[1], -1))).flatten(1)
+        return torch.cat([of_branches + self.bias, bag], dim=1)
 
 
 def ab_mil(width: int, hidden: int = 64, gated: bool = True, branches: int = 1, outputs: int = 1) -> Parts:
@@ -143,9 +147,9 @@ def clam_mb(width: int, hidden: int = 256, gated: bool = True, outputs: int = 1)
     return GatedAttention(width, hidden, max(outputs, 2), gated), BranchPerClass(width, outputs)
 
 
-def acmil(width: int, hidden: int = 128, branches: int = 5) -> Parts:
+def acmil(width: int, hidden: int = 128, branches: int = 5, outputs: int = 1) -> Parts:
     """ACMIL's attention branches, each with a classifier while training, and the classifier of their mean."""
-    return GatedAttention(width, hidden, branches), BranchesAndMean(width, branches)
+    return GatedAttention(width, hidden, branches), BranchesAndMean(width, branches, outputs)
 
 
 def simlp(width: int, hidden: int = 512, outputs: int = 1) -> Parts:
@@ -158,47 +162,49 @@ def transmil(width: int, heads: int = 8, outputs: int = 1) -> Parts:
     return ChunkMean(TransMIL(width, heads=heads), width), nn.Linear(width, outputs)
 
 
-def ds_mil(width: int) -> Parts:
+def ds_mil(width: int, outputs: int = 1) -> Parts:
     """DS-MIL in two passes over the bag: both streams are its own."""
-    return DSMIL(width), nn.Identity()
+    return DSMIL(width, outputs), nn.Identity()
 
 
-def deepsets(width: int) -> Parts:
+def deepsets(width: int, outputs: int = 1) -> Parts:
     """Maximum pooling, two linear layers."""
-    return DeepSets("max"), _two_layers(width)
+    return DeepSets("max"), _two_layers(width, outputs)
 
 
-def sse(width: int, num_slots: int = SLOTS, normalise: bool = True) -> Parts:
+def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, outputs: int = 1) -> Parts:
     """The Slot Set Encoder with a mean over its slots, two linear layers."""
     # Not normalised, the weights of an element sum to one over the slots, and their mean is a plain sum: no attention at all.
-    return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise), _two_layers(width)
+    return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise), _two_layers(width, outputs)
 
 
-def umbc_set_transformer(width: int, passes: int = 1, **options: Any) -> Parts:
+def umbc_set_transformer(width: int, passes: int = 1, outputs: int = 1, **options: Any) -> Parts:
     """UMBC, then SAB and PMA with dropout on the slots. With `passes`, a SAB makes the slots of each pass but the first."""
     options = UMBC_OPTIONS | options
     first = UMBC(width, **options)
     later = [UMBC(width, first.num_slots, first.out_dim, first.out_dim, HEADS, slots="given") for _ in range(1, passes)]
     between = [SAB(first.out_dim, HEADS, layer_norm=True) for _ in later]
-    return MultiPass([first, *later], between) if later else first, set_transformer_head(first.out_dim, HEADS)
+    pool = MultiPass([first, *later], between) if later else first
+    return pool, set_transformer_head(first.out_dim, HEADS, outputs=outputs)
 
 
-def umbc_diff_em(width: int, **options: Any) -> Parts:
+def umbc_diff_em(width: int, outputs: int = 1, **options: Any) -> Parts:
     """UMBC, then differentiable EM on the slots."""
     pool = UMBC(width, **(UMBC_OPTIONS | options))
     em = DiffEM(pool.out_dim, heads=1, components=5, steps=1)
-    return pool, nn.Sequential(em, *_two_layers(pool.out_dim, em.out_dim))
+    return pool, nn.Sequential(em, *_two_layers(pool.out_dim, outputs, em.out_dim))
 
 
-def umbc_fspool(width: int, **options: Any) -> Parts:
+def umbc_fspool(width: int, outputs: int = 1, **options: Any) -> Parts:
     """UMBC, then featurewise sort pooling of the slots."""
     pool = UMBC(width, **(UMBC_OPTIONS | options))
-    return pool, nn.Sequential(FSPool(pool.out_dim), _two_layers(pool.out_dim))
+    return pool, nn.Sequential(FSPool(pool.out_dim), _two_layers(pool.out_dim, outputs))
 
 
 #: Widths of phi's layers as published, where they are not [WIDTH].
 WIDTHS: dict[Callable[..., Parts], list[int]] = {clam_sb: [512], clam_mb: [512], acmil: [512], simlp: [], transmil: [512]}
-_PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
+_PARTS: dict[str, Callable[..., Parts]] = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse}
+_PARTS |= {"umbc+set-transformer": umbc_set_transformer}
 _PARTS |= {"umbc+diff-em": umbc_diff_em, "umbc+fspool": umbc_fspool}
 _PARTS |= {"clam-sb": clam_sb, "clam-mb": clam_mb, "acmil": acmil, "simlp": simlp, "transmil": transmil}
 MODELS = variants(bag_model, _PARTS)

@@ -34,36 +34,36 @@ def released_model(
     return bag_model(parts, in_dim, list(widths), streams, dropout=dropout, **options)
 
 
-def _two_layers(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+def _two_layers(width: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, WIDTH), nn.ReLU(), nn.Linear(WIDTH, outputs))
 
 
-def ab_mil(width: int) -> Parts:
+def ab_mil(width: int, outputs: int = 1) -> Parts:
     """Gated attention with 128 hidden units, then a linear layer."""
-    return GatedAttention(width, WIDTH), Branches(width, 1)
+    return GatedAttention(width, WIDTH), Branches(width, outputs)
 
 
-def ds_mil(width: int) -> Parts:
+def ds_mil(width: int, outputs: int = 1) -> Parts:
     """DS-MIL in two passes over the bag, which pools the features themselves: both streams are its own."""
-    return DSMIL(width, value=False), nn.Identity()
+    return DSMIL(width, outputs, value=False), nn.Identity()
 
 
-def deepsets(width: int) -> Parts:
+def deepsets(width: int, outputs: int = 1) -> Parts:
     """Maximum pooling, layer norm, two linear layers."""
-    return DeepSets("max"), nn.Sequential(nn.LayerNorm(width), _two_layers(width))
+    return DeepSets("max"), nn.Sequential(nn.LayerNorm(width), _two_layers(width, outputs))
 
 
-def sse(width: int, **options: Any) -> Parts:
+def sse(width: int, outputs: int = 1, **options: Any) -> Parts:
     """The Slot Set Encoder with one slot, which is a mean, then two linear layers."""
     pool = UMBC(width, slot_dim=WIDTH, out_dim=WIDTH, **(RESIDUAL | ONE_SLOT | options))
-    return pool, nn.Sequential(nn.Flatten(1), _two_layers(WIDTH))
+    return pool, nn.Sequential(nn.Flatten(1), _two_layers(WIDTH, outputs))
 
 
-def umbc_set_transformer(width: int, num_slots: int = SLOTS, **options: Any) -> Parts:
+def umbc_set_transformer(width: int, num_slots: int = SLOTS, outputs: int = 1, **options: Any) -> Parts:
     """UMBC, then PMA with dropout before and after it."""
     pool = UMBC(width, num_slots, WIDTH, WIDTH, **(RESIDUAL | options))
     pooled = nn.Dropout(0.5), PMA(WIDTH, WIDTH, 1, 1), nn.Flatten(1), nn.Dropout(0.5)
-    return pool, nn.Sequential(*pooled, nn.Linear(WIDTH, 1))
+    return pool, nn.Sequential(*pooled, nn.Linear(WIDTH, outputs))
 
 
 _PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
