@@ -95,7 +95,8 @@ def heatmap(folder: Path, size: int) -> None:
         side = int(np.ceil((size / 0.6) ** 0.5))
         y, x = np.mgrid[:side, :side].reshape(2, -1) - side / 2
         near = np.argsort(np.hypot(x, y * 1.4) + side / 30 * np.sin(5 * np.arctan2(y, x)))[:size]  # an uneven disc
-        coords = np.stack([x[near], y[near]], 1) * 256 + 256 * side // 2
+        coords = np.stack([x[near], y[near]], 1) * 256
+        coords -= coords.min(0)
         with h5py.File(path, "w") as file:
             features = file.create_dataset("features", (size, 1024), np.float32)
             for start in range(0, size, ROWS):
