@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import h5py
 import numpy as np
@@ -63,10 +65,10 @@ def measured(run: Callable[[], str]) -> None:
 @torch.no_grad()
 def memory(kind: str, size: int) -> None:
     """Logit and attention of all patches."""
-    from torchmil.models import ABMIL
+    abmil = resolve_name("torchmil.models:ABMIL")
 
     torch.manual_seed(0)
-    theirs, source = ABMIL(in_shape=(512,), att_dim=128, gated=True).eval(), Drawn(size, 512)
+    theirs, source = abmil(in_shape=(512,), att_dim=128, gated=True).eval(), Drawn(size, 512)
     model = ss.integrations.mil.load(theirs.state_dict())
     element_scores(model, Drawn(ROWS, 512), ROWS)
     theirs(torch.randn(1, 9, 512))
@@ -111,7 +113,7 @@ def heatmap(folder: Path, size: int) -> None:
     weights = {f"{name}.weight": torch.randn(shape) / shape[1] ** 0.5 for name, shape in sizes.items()}
     weights |= {f"{name}.bias": torch.zeros(shape[0]) for name, shape in sizes.items()}
     ss.integrations.mil.load(weights).save_pretrained(folder / "clam")
-    options = {"features_of": path, "patches": None, "patch_size": None, "score": "attention", "write": None}
+    options: dict[str, Any] = {"features_of": path, "patches": None, "patch_size": None, "score": "attention", "write": None}
     options |= {"device": "cpu", "chunk_size": 256, "out": folder, "slide": None}
     warm = folder / "warm.h5"
     with h5py.File(path) as source, h5py.File(warm, "w") as file:  # what every run loads
@@ -119,7 +121,12 @@ def heatmap(folder: Path, size: int) -> None:
             file[name] = source[name][:500]
         file["coords"].attrs.update(source["coords"].attrs)
     run_heatmap(str(folder / "clam"), **options | {"features_of": warm})
-    measured(lambda: str(run_heatmap(str(folder / "clam"), **options)))
+
+    def run() -> str:
+        run_heatmap(str(folder / "clam"), **options)
+        return f"{size:,} patches"
+
+    measured(run)
 
 
 if __name__ == "__main__":
