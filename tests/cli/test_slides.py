@@ -1,10 +1,12 @@
 """`setstream slides`: patches, features, heat maps, Camelyon16's labels."""
 
 import csv
+import json
 import tracemalloc
 
 import h5py
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -13,9 +15,9 @@ from typer.testing import CliRunner
 
 import setstream as ss
 from setstream.cli.commands import app
-from setstream.cli.slides import write_table
-from setstream.data.slides import write_slide
-from setstream.errors import ConfigurationError, DataError
+from setstream.data.slides import Grid, write_scores, write_slide
+from setstream.data.slides.source import COLOURS as SCALE
+from setstream.errors import ConfigurationError, DataError, ShapeError
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.models import MODELS
@@ -163,15 +165,74 @@ def test_only_the_score_that_is_drawn_is_computed(job, tmp_path):
     assert (tmp_path / "s0.csv").read_text().splitlines()[0] == "x,y,attention"
 
 
+@pytest.fixture
+def clam(job, tmp_path):
+    """A file of features with coordinates as CLAM writes it: without attributes."""
+    with h5py.File(job[2] / "s0.h5") as theirs, h5py.File(tmp_path / "c.h5", "w") as file:
+        file["features"], file["coords"] = theirs["features"][:], theirs["coords"][:]
+        return tmp_path / "c.h5", theirs["coords"][:], dict(theirs["coords"].attrs)
+
+
+def test_a_heat_map_without_the_slide(job, clam, tmp_path):
+    """From features and coordinates alone, in every format; the size of patches from an option, or another file."""
+    (_, out, _), (path, coords, about) = job, clam
+    model = f"{__name__}:reads_features"
+    with pytest.raises(
+        DataError, match=r"c.h5: 'coords' must have the attributes .*it has \[\]: give .*--patches.*--patch-size"
+    ):
+        call("heatmap", model, "--features", path, "--out", tmp_path)
+    with pytest.raises(
+        ConfigurationError, match="a heat map needs --features, a file of features with coordinates, or a slide"
+    ):
+        call("heatmap", model, "--out", tmp_path)
+    with pytest.raises(ConfigurationError, match="--write takes png, csv, parquet, geojson; got 'jpg'"):
+        call("heatmap", model, "--features", path, "--out", tmp_path, "--write", "jpg")
+    with pytest.raises(DataError, match="coordinates for .* elements of c"):
+        call("heatmap", model, "--features", path, "--out", tmp_path, "--patches", out / "patches" / "s1_patches.h5")
+    formats = [word for kind in ("png", "csv", "parquet", "geojson") for word in ("--write", kind)]
+    common = ("--features", path, "--score", "attention", *formats)
+    said = call("heatmap", model, *common, "--out", tmp_path / "a", "--patch-size", about["patch_size_level0"])
+    assert f"{tmp_path}/a/c.png, .csv, .parquet, .geojson" in said
+    call("heatmap", model, *common, "--out", tmp_path / "b", "--patches", out / "patches" / "s0_patches.h5")
+    table = pyarrow.parquet.read_table(tmp_path / "a" / "c.parquet").to_pydict()
+    assert list(table) == ["x", "y", "attention"]
+    np.testing.assert_array_equal(np.stack([table["x"], table["y"]], 1), coords)
+    assert sum(table["attention"]) == pytest.approx(1.0, abs=1e-5)
+    found = json.loads((tmp_path / "a" / "c.geojson").read_text())
+    assert (tmp_path / "a" / "c.geojson").read_bytes() == (tmp_path / "b" / "c.geojson").read_bytes()
+    assert (found["type"], len(found["features"])) == ("FeatureCollection", len(coords))
+    tile, (x, y) = found["features"][3], coords[3].tolist()
+    square = [[x, y], [x + 32, y], [x + 32, y + 32], [x, y + 32], [x, y]]
+    assert tile["geometry"] == {"type": "Polygon", "coordinates": [square]}
+    assert tile["properties"]["objectType"] == "tile"
+    assert tile["properties"]["measurements"]["attention"] == pytest.approx(table["attention"][3], rel=1e-5)
+    with Image.open(tmp_path / "b" / "c.png") as picture:  # as large as the slide, whose size is in the file of patches
+        assert picture.size == (256, 256)
+    with Image.open(tmp_path / "a" / "c.png") as picture:
+        assert picture.size == tuple((coords.max(0) + 32).tolist())
+        pixels = np.asarray(picture)
+    (x, y), white = coords[np.argmax(table["attention"])], np.ones(picture.size[::-1], bool)
+    assert pixels[y + 16, x + 16].tolist() == SCALE[-1].tolist()  # not mixed with the background
+    for left, top in coords:
+        white[top : top + 32, left : left + 32] = False
+    assert (pixels[white] == 255).all()
+
+
 def test_tables_are_written_in_constant_memory(tmp_path):
-    columns = {name: np.random.default_rng(0).random(100_000) for name in ("x", "y", "evidence")}
-    tracemalloc.start()
-    write_table(tmp_path / "t.csv", columns)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2e6  # all numbers as Python objects are 9.6e6
+    grid = Grid(np.random.default_rng(0).integers(0, 10**5, (100_000, 2)), 256, 256, 20.0, 20.0, 0, "t", 0, 0)
+    columns = {"evidence": np.random.default_rng(0).random(100_000)}
+    for ending in ("csv", "parquet", "geojson"):
+        tracemalloc.start()
+        write_scores(tmp_path / f"t.{ending}", grid, columns)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 5e6  # all numbers as Python objects are 9.6e6
     written = np.loadtxt(tmp_path / "t.csv", delimiter=",", skiprows=1)
-    np.testing.assert_array_equal(written, np.stack(list(columns.values()), 1))
+    np.testing.assert_array_equal(written, np.column_stack([grid.coords, columns["evidence"]]))
+    with pytest.raises(ShapeError, match=r"100000 patches and needs a value for each; got \{'evidence': \(3,\)\}"):
+        write_scores(tmp_path / "t.csv", grid, {"evidence": np.zeros(3)})
+    with pytest.raises(ConfigurationError, match="scores are written as .csv, .parquet, .geojson; got t.xls"):
+        write_scores(tmp_path / "t.xls", grid, columns)
 
 
 def test_labels_of_camelyon16(tmp_path):

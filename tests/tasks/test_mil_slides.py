@@ -25,7 +25,7 @@ HERE = "tests.data.slide_pictures"
 
 
 @pytest.mark.parametrize("two_stream", [False, True])
-@pytest.mark.parametrize("name", ["umbc+set-transformer", "umbc+fspool", "ab-mil", "ds-mil"])
+@pytest.mark.parametrize("name", ["umbc+set-transformer", "umbc+fspool", "ab-mil", "clam-mb", "acmil", "ds-mil"])
 def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
     """In float64, against the definition on all elements at once; attention sums to one over the bag."""
     if name == "ds-mil" and two_stream:
@@ -53,8 +53,11 @@ def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
             keys = bag.key(features)
             logits = torch.einsum("khd,nhd->hkn", queries.unflatten(-1, (4, -1)), keys.unflatten(-1, (4, -1)))
             expected = (logits / (keys.shape[-1] / 4) ** 0.5).softmax(-1).mean((0, 1))
-        elif name == "ab-mil":
-            expected = bag.score(bag.content(features) * bag.gate(features)).softmax(0)[:, 0]
+        elif isinstance(bag, ss.GatedAttention):
+            weights = bag.score(bag.content(features) * bag.gate(features)).softmax(0)
+            expected = weights.mean(1)
+            for branch in range(bag.branches if bag.branches > 1 else 0):
+                torch.testing.assert_close(found.elements[f"attention-{branch}"], weights[:, branch], rtol=1e-9, atol=1e-12)
         else:
             expected = whole(features[None], return_attention=True)[1][0, :, 0]
         torch.testing.assert_close(found.elements["attention"], expected, rtol=1e-9, atol=1e-12)
@@ -64,11 +67,32 @@ def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
             torch.testing.assert_close(found.elements["instance"], score(features)[:, 0])
             assert float(found.elements["instance"].max()) == pytest.approx(float(found.logits[0]))
         else:
-            assert set(found.elements) == {"attention", "alone", "evidence"}
+            branches = {"clam-mb": 2, "acmil": 5}.get(name, 0)
+            assert set(found.elements) == {"attention", "alone", "evidence", *(f"attention-{n}" for n in range(branches))}
         alone = torch.cat([model([element[None]])[:, -1] for element in x])
         torch.testing.assert_close(found.elements["alone"], alone, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found.elements["evidence"], alone.sigmoid() * expected, rtol=1e-9, atol=1e-12)
     assert found.probability == pytest.approx(float(found.logits.sigmoid().mean()))
+
+
+def test_of_several_classes_the_last_one_is_scored():
+    """Its probability, by a softmax; an element's, as a bag of its own, is the sigmoid of its log-odds."""
+    torch.manual_seed(0)
+    model, x = MODELS["clam-mb"](in_dim=6, outputs=3).eval(), torch.randn(40, 6)
+    found = element_scores(model, ArraySource(x), chunk_size=7)
+    with torch.no_grad():
+        assert found.probability == pytest.approx(float(model(x[None])[0].softmax(0)[2]), abs=1e-6)
+        torch.testing.assert_close(found.elements["alone"].sigmoid(), model(x[:, None]).softmax(1)[:, 2])
+    one = element_scores(model, ArraySource(x), scores=["attention-1"])
+    assert list(one.elements) == ["attention-1"]
+    torch.testing.assert_close(one.elements["attention-1"], found.elements["attention-1"])
+
+
+def test_gated_attention_reads_a_bag_once():
+    model, read = MODELS["clam-mb"](in_dim=6, widths=[8]), []
+    model.encoder.phi.register_forward_hook(lambda _, inputs, output: read.append(len(output)))
+    element_scores(model, ArraySource(torch.randn(30, 6)), chunk_size=10)
+    assert read == [10, 10, 10]
 
 
 def test_a_bag_without_elements_has_no_scores():
@@ -78,6 +102,8 @@ def test_a_bag_without_elements_has_no_scores():
         ("evidence", "alone", "attention", "instance"), (0,)
     )
     assert bool(torch.isfinite(found.logits).all())
+    found = element_scores(MODELS["clam-mb"](in_dim=6), nothing)
+    assert {name: len(values) for name, values in found.elements.items()}["attention-1"] == 0
     found = element_scores(MODELS["ds-mil"](in_dim=6), nothing)
     assert (float(found.logits[0]), len(found.elements["attention"])) == (0.0, 0)
     whole = ss.SetModel(ss.SetEncoder(nn.Identity(), ss.ChunkMean(nn.Linear(6, 1))), nn.Flatten())
@@ -104,7 +130,7 @@ def test_a_head_of_attention_reads_one_slot_for_each_element():
     model.head.decoder[0].register_forward_hook(lambda _, inputs, output: seen.append(tuple(inputs[0].shape)))
     x = torch.randn(100, 6)
     found = element_scores(model, ArraySource(x), chunk_size=50)
-    assert seen == [(1, 16, 8), "bag", (50, 1, 8), (50, 1, 8)]
+    assert seen == [(50, 1, 8), (50, 1, 8), (1, 16, 8), "bag"]
     with torch.no_grad():
         torch.testing.assert_close(found.elements["alone"], model(x[:, None])[:, -1], rtol=1e-4, atol=1e-5)
     seen.clear()

@@ -1,14 +1,15 @@
 """`setstream slides`: from whole-slide images to patches, features and heat maps."""
 
-import csv
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from setstream._utils.atomic import whole_or_nothing, write_atomically
+from setstream._utils.atomic import write_atomically
 from setstream.cli.command import File, Text, Words, console, print_skipped, progress_bar
-from setstream.data import H5Source
+from setstream.data import open_source
 from setstream.data import slides as wsi
-from setstream.errors import DataError
+from setstream.data.slides.tables import TABLES
+from setstream.errors import ConfigurationError, DataError
 from setstream.tasks.loading import open_model
 from setstream.tasks.mil.attribution import element_scores
 from setstream.tasks.mil.slide_features import features_file, is_done, slide_for, trained_backbone, write_features
@@ -63,28 +64,44 @@ def run_features(
 
 
 def run_heatmap(
-    model: str, slide: Path, out: Path, features_of: File, patches: File, score: str, chunk_size: int, **load: Any
+    model: str,
+    slide: File,
+    out: Path,
+    features_of: File,
+    patches: File,
+    patch_size: int | None,
+    score: str,
+    write: Words,
+    chunk_size: int,
+    **load: Any,
 ) -> None:
-    """Write a picture and a table of the scores of a slide's patches; `load` are options of `open_model`."""
+    """Write a picture and tables of the scores of a slide's patches; `load` are options of `open_model`."""
+    kinds = tuple(write or ("png", "csv"))
+    if wrong := [kind for kind in kinds if kind != "png" and f".{kind}" not in TABLES]:
+        raise ConfigurationError(f"--write takes png, {', '.join(kind[1:] for kind in TABLES)}; got {wrong[0]!r}")
     network = open_model(model, **load)
-    source = wsi.SlideSource(slide, patches) if features_of is None else H5Source(features_of)
-    grid = source.grid if isinstance(source, wsi.SlideSource) else wsi.read_grid(source.path)
+    if features_of is not None:
+        source, grid = open_source(features_of), wsi.read_grid(patches or features_of, patch_size)
+    elif slide is not None:
+        source = wsi.SlideSource(slide, patches)
+        grid = source.grid
+    else:
+        raise ConfigurationError("a heat map needs --features, a file of features with coordinates, or a slide")
+    if len(grid) != len(source):
+        raise DataError(f"{patches or source.id}: {len(grid)} coordinates for {len(source)} elements of {source.id}")
     with console.status("computing scores"):
         scores = element_scores(network, source, chunk_size, None if score == "evidence" else [score])
-    with wsi.Slide(slide) as opened:
-        wsi.save_png(out / f"{slide.stem}.png", wsi.heat_map(opened, grid, scores.elements[score].double().numpy()))
-    columns: dict[str, Any] = {"x": grid.coords[:, 0], "y": grid.coords[:, 1]}
-    columns |= {name: values.double().numpy() for name, values in scores.elements.items()}
-    write_table(out / f"{slide.stem}.csv", columns)
-    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {out / slide.stem}.png, .csv", soft_wrap=True)
-
-
-def write_table(path: Path, columns: dict[str, Any]) -> None:
-    """Write columns as CSV, atomically."""
-    with whole_or_nothing(path) as hidden, hidden.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(zip(*columns.values(), strict=True))
+    values = {name: value.double().numpy() for name, value in scores.elements.items()}
+    name = out / (source.id if slide is None else slide.stem)
+    for kind in kinds:
+        path = name.with_name(f"{name.name}.{kind}")
+        if kind != "png":
+            wsi.write_scores(path, grid, values)
+            continue
+        with nullcontext() if slide is None else wsi.Slide(slide) as opened:
+            wsi.save_png(path, wsi.heat_map(opened, grid, values[score]))
+    files = ", ".join(f".{kind}" for kind in kinds)
+    console.print(f"p = {scores.probability:.4f}, {len(grid):,} patches: {name}{files.removeprefix(',')}", soft_wrap=True)
 
 
 def run_camelyon16(root: Path, out: Path, features_in: Path | None) -> None:

@@ -9,6 +9,7 @@ leaves z the same: there is none.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from setstream.pools.keyed_attention import KeyedAttention
@@ -44,6 +45,13 @@ class GatedAttention(KeyedAttention):
 
     def queries(self, state: State) -> Tensor:
         return self.score.weight.unsqueeze(0)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """The logits (B, branches, n) of features (B, n, in_dim): attention is their softmax over the set."""
+        with torch.autocast(features.device.type, enabled=False):
+            query = self.score.weight.to(torch.promote_types(self.score.weight.dtype, torch.float32))
+            keys = self.keys(features.to(self.score.weight.dtype))
+            return (keys.to(query.dtype) @ query.T).mT
 
     @staticmethod
     def rename_weights(weights: dict[str, Any], prefix: str) -> None:

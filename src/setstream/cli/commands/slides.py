@@ -61,23 +61,34 @@ def features(
 
 @command(
     "setstream.cli.slides:run_heatmap",
-    "setstream slides heatmap runs/umbc slides/a.svs --out maps --features job/20x_256px_0px_overlap/features_small/a.h5",
+    "setstream slides heatmap runs/umbc --features job/20x_256px_0px_overlap/features_small/a.h5 --out maps --score attention",
+    "setstream slides heatmap runs/umbc slides/a.svs --features a.h5 --out maps --write png --write geojson",
     "setstream slides heatmap mine:model slides/a.svs --out maps     (a model that reads patches itself)",
     group=group,
 )
 def heatmap(
     model: Model,
-    slide: Annotated[Path, Argument(help="The slide.")],
-    out: Annotated[Path, Option(help="Folder for SLIDE.png and SLIDE.csv: coordinates and scores.")],
+    out: Annotated[
+        Path, Option(help="Folder for NAME.png, NAME.csv and others; NAME is that of the slide, or of the features.")
+    ],
+    slide: Annotated[
+        Path | None, Argument(help="The slide, as the background; without it, patches are drawn on white.")
+    ] = None,
     features_of: Annotated[Path | None, Option("--features", help="File of features; else the model reads patches.")] = None,
-    patches: Annotated[Path | None, Option(help="The slide's file of patches, for a model that reads patches.")] = None,
-    score: Annotated[str, Option(help="The score to draw: evidence (lists all), attention, alone or instance.")] = "evidence",
+    patches: Annotated[Path | None, Option(help="File of coordinates, if they are not in the file of features.")] = None,
+    patch_size: Annotated[int | None, Option(help="Side of a patch at level 0, if no file says it.", min=1)] = None,
+    score: Annotated[
+        str, Option(help="evidence (lists all), attention, attention-K (a branch), alone, instance.")
+    ] = "evidence",
+    write: Annotated[
+        Words, Option(help="png, csv, parquet or geojson (for QuPath); may be repeated. Default: png, csv.")
+    ] = None,
     chunk_size: Annotated[int, Option(help="Elements per chunk.", min=1)] = 256,
     device: Device = "auto",
     builder: Builder = None,
     trust: Trust = None,
 ) -> None:
-    """What a trained model looks at, patch by patch: a picture over the slide, and a table."""
+    """What a trained model looks at, patch by patch: a picture, over the slide if it is given, and a table."""
 
 
 @command("setstream.cli.slides:run_camelyon16", "setstream slides camelyon16 camelyon16/ --out labels.csv", group=group)

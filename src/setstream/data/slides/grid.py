@@ -152,17 +152,23 @@ def write_grid(path: Path, grid: Grid) -> None:
         write_coords(file, grid, path.parent.parent)
 
 
-def read_grid(path: str | Path) -> Grid:
-    """The patches of a slide from a file of coordinates or features, in TRIDENT's layout or CLAM's."""
+def read_grid(path: str | Path, patch_size: int | None = None) -> Grid:
+    """The patches of a slide from a file of coordinates or features, in TRIDENT's layout or CLAM's.
+
+    patch_size: the side of a patch in pixels of level 0, for files that do not say it.
+    """
     path = existing(path)
     coords, attributes = read_h5(path, "coords", (-1, 2))
     with reading(path):
+        if patch_size is not None:
+            attributes |= {"patch_size": patch_size, "patch_size_level0": patch_size}
         size, extent = attributes.get("patch_size"), attributes.get("patch_size_level0")
         if extent is None and size is not None and "downsample" in attributes:  # CLAM: pixels of a level, and its downsample
             extent = round(int(size) * float(np.ravel(attributes["downsample"])[0]))
         if size is None or extent is None:
             expected = "patch_size and patch_size_level0 (or downsample, as CLAM)"
-            raise DataError(f"{path}: 'coords' must have the attributes {expected}; it has {sorted(attributes)}")
+            advice = "give a file that has them (--patches), or the side of a patch at level 0 (--patch-size, patch_size=)"
+            raise DataError(f"{path}: 'coords' must have the attributes {expected}; it has {sorted(attributes)}: {advice}")
         size, extent = int(size), int(extent)
         if not (0 < size <= LARGEST_PATCH and 0 < extent <= LARGEST_PATCH):
             raise DataError(f"{path}: patches of {size} pixels, {extent} at level 0; both are from 1 to {LARGEST_PATCH}")

@@ -4,6 +4,7 @@ source = SlideSource("a.svs")                           cut on first use: tissue
 source = SlideSource("a.svs", "job/20x_256px_0px_overlap/patches/a_patches.h5")
 z = ss.encode(encoder, source, chunk_size=256)          elements (3, 256, 256), floats in [0, 1]
 picture = heat_map(slide, grid, values)                 a value for each patch; a patch is a whole number of pixels: no seams
+picture = heat_map(None, grid, values)                  the same without the slide, on white
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ LONGEST = 1600
 TISSUE, PATCHES = (0, 140, 60), (30, 70, 220)
 COLOURS = np.array([(48, 18, 130), (40, 120, 240), (60, 210, 130), (245, 215, 50), (200, 20, 10)], float)  #: blue to red
 OPACITY = 0.6  #: how much of a heat map's colour covers the slide
-BLOCK = 2**18  #: pixels that are coloured at a time
+LARGEST = 4 * LONGEST  #: the longest side of a picture, however small the patches are
+BLOCK = 2**18  #: pixels that are coloured at a time, and patches
 
 
 def as_floats(patches: Tensor) -> Tensor:
@@ -112,22 +114,36 @@ class SlideSource(FileSource):
         return patches if self.raw else as_floats(patches)
 
 
-def thumbnail_for(slide: Slide, grid: Grid) -> tuple[np.ndarray, float]:
-    """A picture of about LONGEST pixels in which a patch has a whole number of pixels, and its downsample."""
-    side = max(1, round(grid.patch_size_level0 * LONGEST / max(slide.size)))
-    downsample = max(1.0, grid.patch_size_level0 / side)
-    return slide.thumbnail(downsample), downsample
+def thumbnail_for(slide: Slide | None, grid: Grid) -> tuple[np.ndarray, float]:
+    """A picture of about LONGEST pixels in which a patch has a whole number of pixels, and its downsample.
+
+    Without a slide it is white, and as large as the slide, if the grid has its size, or as the patches reach.
+    """
+    size = slide.size if slide is not None else (grid.level0_width, grid.level0_height)
+    if slide is None:
+        reach = (grid.coords.max(0, initial=0) + grid.patch_size_level0).tolist()
+        size = (max(size[0], reach[0]), max(size[1], reach[1]))
+    side = max(1, round(grid.patch_size_level0 * LONGEST / max(size)))
+    downsample = max(1.0, grid.patch_size_level0 / side, max(size) / LARGEST)
+    if slide is not None:
+        return slide.thumbnail(downsample), downsample
+    width, height = (max(1, round(length / downsample)) for length in size)
+    return np.full((height, width, 3), 255, np.uint8), downsample
 
 
 def pixels_of(grid: Grid, downsample: float, shape: tuple[int, int]) -> Iterator[tuple[bool, np.ndarray, np.ndarray]]:
-    """For each pixel of a patch: is it at the edge, the patches with it inside a picture, its places in the flat picture."""
+    """For each pixel of a patch: is it at the edge, the patches with it inside a picture, its places in the flat picture.
+
+    The patches come in blocks.
+    """
     side = max(1, round(grid.patch_size_level0 / downsample))
-    left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords.T)
     height, width = shape
-    for row, column in np.ndindex(side, side):
-        inside = (left + column < width) & (top + row < height)
-        edge = row in (0, side - 1) or column in (0, side - 1)
-        yield edge, inside.nonzero()[0], ((top + row) * width + left + column)[inside]
+    for start in range(0, len(grid), BLOCK):
+        left, top = (np.rint(axis / downsample).astype(np.int64) for axis in grid.coords[start : start + BLOCK].T)
+        for row, column in np.ndindex(side, side):
+            inside = (left + column >= 0) & (left + column < width) & (top + row >= 0) & (top + row < height)
+            edge = row in (0, side - 1) or column in (0, side - 1)
+            yield edge, start + inside.nonzero()[0], ((top + row) * width + left + column)[inside]
 
 
 def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
@@ -144,8 +160,11 @@ def overview(slide: Slide, grid: Grid, tissue: Tissue) -> np.ndarray:
     return picture
 
 
-def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
-    """The slide under the values (N,) of its patches: (h, w, 3) bytes, from blue (their 1% quantile) to red (their 99%)."""
+def heat_map(slide: Slide | None, grid: Grid, values: np.ndarray) -> np.ndarray:
+    """The slide under the values (N,) of its patches: (h, w, 3) bytes, from blue (their 1% quantile) to red (their 99%).
+
+    slide: None draws the values alone, on white.
+    """
     if np.shape(values) != (len(grid),):
         raise ShapeError(f"{grid.name} has {len(grid)} patches and needs a value for each; got {np.shape(values)} values")
     picture, downsample = thumbnail_for(slide, grid)
@@ -161,11 +180,12 @@ def heat_map(slide: Slide, grid: Grid, values: np.ndarray) -> np.ndarray:
         total += np.bincount(pixels, scaled[patches], size)
         count += np.bincount(pixels, minlength=size)
     flat, steps = picture.reshape(-1, 3).copy(), np.linspace(0.0, 1.0, len(COLOURS))
+    opacity = 1.0 if slide is None else OPACITY
     for start in range(0, size, BLOCK):
         seen = start + np.flatnonzero(count[start : start + BLOCK])
         below, values = flat[seen].astype(np.float64), total[seen] / count[seen]
         colours = np.stack([np.interp(values, steps, channel) for channel in COLOURS.T], axis=-1)
-        flat[seen] = (below + OPACITY * (colours - below)).round().astype(np.uint8)
+        flat[seen] = (below + opacity * (colours - below)).round().astype(np.uint8)
     return flat.reshape(picture.shape)
 
 
