@@ -24,7 +24,20 @@ from setstream.tasks.mil.targets.base import Answers, Rows, Target, label_column
 
 
 @dataclass(frozen=True)
-class Binary(Target):
+class OneOfClasses(Target):
+    """A class for each bag: the number of its name."""
+
+    names: tuple[str, ...] = ()
+
+    def truth(self, values: Tensor) -> dict[str, list[Any]]:
+        return {"truth": [self.names[value] for value in values.tolist()]}
+
+    def strata(self, values: Tensor) -> Tensor:
+        return values
+
+
+@dataclass(frozen=True)
+class Binary(OneOfClasses):
     """Two classes; the second is the one that is looked for."""
 
     kind = "binary"
@@ -69,12 +82,6 @@ class Binary(Target):
         labels = [self.names[int(value >= self.threshold)] for value in predicted.tolist()]
         return {"probability": predicted.tolist(), "label": labels, "threshold": [self.threshold] * len(labels)}
 
-    def truth(self, values: Tensor) -> dict[str, list[Any]]:
-        return {"truth": [self.names[value] for value in values.tolist()]}
-
-    def strata(self, values: Tensor) -> Tensor:
-        return values
-
     @classmethod
     def draw(cls, page: Page, folds: Sequence[tuple[Self, Answers]]) -> None:
         names, answers = folds[0][0].names, [fold for _, fold in folds]
@@ -85,13 +92,12 @@ class Binary(Target):
 
 
 @dataclass(frozen=True)
-class Classes(Target):
+class Classes(OneOfClasses):
     """Several classes, one of which is right."""
 
     kind = "classes"
     reported = ("accuracy", "balanced_accuracy", "auroc", "kappa", "f1")
 
-    names: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
 
     @classmethod
@@ -127,12 +133,6 @@ class Classes(Target):
     def table(self, predicted: Tensor) -> dict[str, list[Any]]:
         columns = {f"probability_{name}": column for name, column in zip(self.names, predicted.T.tolist(), strict=True)}
         return columns | {"label": [self.names[number] for number in predicted.argmax(1).tolist()]}
-
-    def truth(self, values: Tensor) -> dict[str, list[Any]]:
-        return {"truth": [self.names[value] for value in values.tolist()]}
-
-    def strata(self, values: Tensor) -> Tensor:
-        return values
 
     @classmethod
     def draw(cls, page: Page, folds: Sequence[tuple[Self, Answers]]) -> None:
