@@ -5,7 +5,7 @@
 Means over folds with 95 % intervals over folds, as `setstream crossval` has them. Rows without all folds are left out.
 """
 
-from setstream.cli.train import summarise
+from setstream.cli.crossval import summarise
 from setstream.report.page import Page
 from setstream.report.runs import FinishedRun, Group, group_by
 

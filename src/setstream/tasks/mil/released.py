@@ -66,5 +66,6 @@ def umbc_set_transformer(width: int, num_slots: int = SLOTS, outputs: int = 1, *
     return pool, nn.Sequential(*pooled, nn.Linear(WIDTH, outputs))
 
 
-_PARTS = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse, "umbc+set-transformer": umbc_set_transformer}
+_PARTS: dict[str, Callable[..., Parts]] = {"ab-mil": ab_mil, "ds-mil": ds_mil, "deepsets": deepsets, "sse": sse}
+_PARTS |= {"umbc+set-transformer": umbc_set_transformer}
 MODELS = {f"{name}-released": build for name, build in variants(released_model, _PARTS).items()}
