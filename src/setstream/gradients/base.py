@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
@@ -228,11 +228,12 @@ class Pass:
             if keep is not None and features is not None:
                 keep(index, features)
             with self.autocast():
-                chunk = self.encoder.absorb(self.empty, self.prepared, block, features, self.reader).widened()
+                chunk = self.encoder.absorb(self.empty, self.prepared, block, features, self.reader)
+            chunk = chunk if group is None else chunk.widened()  # ranks without elements need sums of one type
             for name, numbers in owners.items():
                 accumulator = chunk.accumulators[name]
                 owners[name] = state.accumulators[name].merge_owners(accumulator, numbers, accumulator.new_owners(index))
-            # The first chunk needs no merging with an empty state; ranks, which may have no elements, need sums of one type.
+            # The first chunk needs no merging with an empty state.
             state = chunk if state is self.empty and group is None else state + chunk
         if group is not None:
             owners = {name: state.accumulators[name].reduce_owners(numbers, group) for name, numbers in owners.items()}
@@ -303,9 +304,11 @@ class Pass:
             totals = reduce.sum_gradients(totals, self.leaves.inputs, self.options.group)
         return self.leaves.gradients(totals) + ([] if self.learned is None else [to_elements])
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager[Any]:
         """The autocast mode of the forward pass."""
         dtype = self.autocast_dtype
+        if dtype is None and not torch.is_autocast_enabled(self.empty.device.type):
+            return nullcontext()
         # Without the cache: it would hand the casts of the pass without a graph to the pass with one (torch 2.6).
         return torch.autocast(self.empty.device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,17 @@ class RecomputedFeatures:
         """Keep the features of a block in the forward pass."""
 
     def features(self, index: int, block: Packed) -> Tensor:
-        """The features of a block in the backward pass, without a graph."""
-        return self.run.features(index, block.elements, again=True)
+        """The features of a block in the backward pass, without a graph; until the next call, which may overwrite them."""
+        if self.layers is None or torch.is_autocast_enabled(block.elements.device.type):
+            return self.run.features(index, block.elements, again=True)
+        return self.run.reader.read(block.elements, self.layers, self.run.encoder.cast_input)
+
+    @cached_property
+    def layers(self) -> CheapLayers | None:
+        """phi as cheap layers, if it is a chain of them."""
+        run, layers = self.run, self.run.reader.layers
+        kept = run.autocast_dtype is not None or not run.encoder.pool.sums_only  # others may keep a view of a feature
+        return None if layers is None or kept else CheapLayers(layers)
 
 
 class FeaturesInFiles(RecomputedFeatures):
@@ -197,70 +207,61 @@ class ImportanceSampling:
     def _draw(self, norms: list[Tensor]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
         """For each block with drawn elements: their positions in it, 1/π of each, and its set."""
         sets, options = len(self.run.empty), self.run.options
-        owners = [
-            torch.arange(block.first, block.first + len(block)).repeat_interleave(torch.tensor(block.lengths))
-            for block in self.blocks
-        ]
-        owner = torch.cat(owners)
-        # On the CPU, in float64, which not every device has: a few numbers for each element.
-        size = torch.cat(norms).cpu().double()
-        mean = sum_by(owner, size, sets) / torch.bincount(owner, minlength=sets).clamp(min=1)
-        weights = torch.where(size > 0, size + options.floor * mean[owner], 0.0)
+        owner = np.concatenate(
+            [np.repeat(np.arange(block.first, block.first + len(block)), block.lengths) for block in self.blocks]
+        )
+        # In float64, which not every device has, and by NumPy, which starts its operations faster.
+        size = torch.cat(norms).cpu().double().numpy()
+        mean = np.bincount(owner, size, sets) / np.bincount(owner, minlength=sets).clip(1)
+        weights = np.where(size > 0, size + options.floor * mean[owner], 0.0)
         probabilities = inclusion_probabilities(weights, owner, sets, options.grad_chunks * options.chunk_size)
         with drawing:
-            chosen = systematic_draw(probabilities, owner, sets, options.generator).sort().values
+            chosen = np.sort(systematic_draw(probabilities, owner, sets, options.generator))
         drawn = {}
         start = 0
         for index, of_block in enumerate(norms):
-            low, high = torch.searchsorted(chosen, torch.tensor([start, start + len(of_block)])).tolist()
+            low, high = np.searchsorted(chosen, [start, start + len(of_block)])
             if high > low:
                 here, device = chosen[low:high], of_block.device
-                inverse = probabilities[here].reciprocal().float().to(device)
-                drawn[index] = (here - start).to(device), inverse, owner[here]
+                inverse = torch.from_numpy(1.0 / probabilities[here]).float().to(device)
+                drawn[index] = torch.from_numpy(here - start).to(device), inverse, torch.from_numpy(owner[here])
             start += len(of_block)
         return drawn
 
 
-def sum_by(owner: Tensor, values: Tensor, sets: int) -> Tensor:
-    """The sum of each set's values: (sets,)."""
-    return torch.zeros(sets, dtype=values.dtype, device=values.device).index_add_(0, owner, values)
-
-
-def inclusion_probabilities(weights: Tensor, owner: Tensor, sets: int, wanted: int) -> Tensor:
+def inclusion_probabilities(weights: np.ndarray, owner: np.ndarray, sets: int, wanted: int) -> np.ndarray:
     """π = min(1, c w) with Σ π = wanted over each set, zero where w is; one where a set has no more than `wanted` positive w.
 
     owner: the set that each element belongs to.
 
-    >>> import torch
-    >>> inclusion_probabilities(torch.tensor([8.0, 1.0, 1.0, 0.0, 5.0]), torch.tensor([0, 0, 0, 0, 1]), sets=2, wanted=2)
-    tensor([1.0000, 0.5000, 0.5000, 0.0000, 1.0000])
+    >>> import numpy as np
+    >>> inclusion_probabilities(np.array([8.0, 1.0, 1.0, 0.0, 5.0]), np.array([0, 0, 0, 0, 1]), sets=2, wanted=2)
+    array([1. , 0.5, 0.5, 0. , 1. ])
     """
     positive = weights > 0
-    few = torch.bincount(owner[positive], minlength=sets) <= wanted
-    certain = positive & few[owner] if bool(few.any()) else torch.zeros_like(positive)
-    left, unsure = torch.full((sets,), wanted).to(weights), weights
+    certain = positive & (np.bincount(owner[positive], minlength=sets) <= wanted)[owner]
     while True:  # each round fixes at least one more element at probability one
-        if bool(certain.any()):
-            left = wanted - torch.bincount(owner[certain], minlength=sets)
-            unsure = weights.masked_fill(certain, 0.0)
-        total = sum_by(owner, unsure, sets)
-        probabilities = unsure * (left / total.masked_fill(total == 0, 1.0))[owner]
+        left = wanted - np.bincount(owner[certain], minlength=sets)
+        unsure = np.where(certain, 0.0, weights)
+        total = np.bincount(owner, unsure, sets)
+        probabilities = unsure * (left / np.where(total == 0, 1.0, total))[owner]
         over = probabilities >= 1.0
-        if not bool(over.any()):
-            return probabilities.masked_fill_(certain, 1.0)
+        if not over.any():
+            return np.where(certain, 1.0, probabilities)
         certain |= over
 
 
-def systematic_draw(probabilities: Tensor, owner: Tensor, sets: int, generator: torch.Generator | None) -> Tensor:
+def systematic_draw(probabilities: np.ndarray, owner: np.ndarray, sets: int, generator: torch.Generator | None) -> np.ndarray:
     """Positions drawn with exactly the given inclusion probabilities, each at most once; a draw of its own for each set."""
-    order = torch.randperm(len(probabilities), generator=generator).to(owner.device)
-    order = order.index_select(0, owner.index_select(0, order).argsort(stable=True))  # set by set, in random order within each
-    offset = torch.rand(sets, generator=generator, dtype=torch.float64).to(owner.device)
-    steps = probabilities.index_select(0, order).double().cumsum(0)
-    counts = torch.bincount(owner, minlength=sets)
-    starts = counts.cumsum(0) - counts
-    before = torch.cat([steps.new_zeros(1), steps])[starts]  # what the sets before have taken
-    floors = steps.add_((offset - before).repeat_interleave(counts)).floor_()
-    previous = floors.roll(1)
+    order = torch.randperm(len(probabilities), generator=generator).numpy()
+    # Set by set, in random order within each; integers of 16 bits are sorted fastest.
+    order = order[owner[order].astype(np.min_scalar_type(sets)).argsort(kind="stable")]
+    offset = torch.rand(sets, generator=generator, dtype=torch.float64).numpy()
+    steps = probabilities[order].cumsum()
+    counts = np.bincount(owner, minlength=sets)
+    starts = counts.cumsum() - counts
+    before = np.concatenate([[0.0], steps])[starts]  # what the sets before have taken
+    floors = np.floor(steps + np.repeat(offset - before, counts))
+    previous = np.roll(floors, 1)
     previous[starts[counts > 0]] = 0.0
     return order[floors > previous]

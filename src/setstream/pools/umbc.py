@@ -190,18 +190,23 @@ class UMBC(Pool):
             return bars.rows, to_context if bars.offset is None else to_context | {"offset": bars.offset}
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """z of whole sets (B, N, in_dim). A softmax without a graph is one fused attention, and needs no state."""
+        """z of whole sets (B, N, in_dim). The softmax of a set needs no state; without a graph, it is one fused attention."""
         fitting = features.dim() == 3 and features.shape[-1] == self.in_dim and features.is_floating_point()
         plain = self.has_pull_back and type(self).finalize is UMBC.finalize  # no subclass has another state or result
-        queries = self.heads * self.num_slots
-        if not (fitting and plain and fuses(features, queries, self.key.bias, self.activation, mask)):
+        softmax = mask is None and self.activation == ACTIVATIONS["softmax"]
+        if not (fitting and plain and softmax and features.shape[1]) or torch.compiler.is_compiling():
             return super().forward(features, mask)
         with self._no_autocast():
-            batch = features.shape[0]
+            batch, slots = features.shape[0], (self.heads, self.num_slots)
             state = State(self.draw_accumulators(batch, features.device, None), features.new_empty(batch))
-            context, rows = self._common(self.prepare(state), features)
-            means, _ = fused_means(context["queries"], rows)
-            return self._to_slots(means.view(batch, self.heads, self.num_slots, -1), None, state)
+            state.context, rows = self._common(self.prepare(state), features)
+            queries, offset = state.context["queries"], state.context.get("offset")
+            if fuses(features, slots[0] * slots[1], offset, self.activation, mask):
+                means = fused_means(queries, rows)[0].view(batch, *slots, -1)
+            else:
+                sums = shared_rows(queries, rows, offset, self.activation, slots, mask)
+                means = sums["numerator"] / sums["normaliser"].unsqueeze(-1)
+            return self._to_slots(means, None, state)
 
     def finalize(self, state: State) -> Tensor:
         with self._no_autocast():

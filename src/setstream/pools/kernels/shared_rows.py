@@ -3,7 +3,7 @@
     l = q xᵀ + b                     (R, n)      a = e^(w(l) - m),   v = a x,   c = a 1
     ā = v̄ xᵀ + c̄                     (R, n)      bars: cotangents
     l̄ = Jᵀ (a ∘ ā)                   (R, n)      J: the derivative of the log-weights w, the identity for a softmax
-    x̄ = [a; l̄]ᵀ [v̄; q]               (n, E)      one product, where autograd makes two and adds them
+    x̄ = aᵀ v̄ + l̄ᵀ q                  (n, E)      the second product adds to the first, where autograd adds two results
     q̄ = l̄ x,   b̄ = l̄ 1
     |x̄_j|² = u_jᵀ G u_j              (n,)        u = [a; l̄],  G = [v̄; q] [v̄; q]ᵀ (2R, 2R): x̄ itself is not needed for its size
 
@@ -40,10 +40,11 @@ def pull_back(
     normaliser_bar: Tensor,
     want: Literal["rows", "norms", "rows only"] | None = "rows",
     kept: tuple[Tensor, Tensor] | None = None,
+    out: Tensor | None = None,
 ) -> Bars:
     """The cotangents of one block, given those of the whole's sums, which are relative to `shift`.
 
-    kept: the block's own weights (b, R, n) and shift, of a softmax.
+    kept: the block's own weights (b, R, n) and shift, of a softmax. out: where x̄ is written.
     queries (b or 1, R, E), rows (b, n, E), offset (b or 1, H, K), mask (b, n); shift, normaliser_bar (b, H, K),
     numerator_bar (b, R, E). want: x̄ of the rows, |x̄| of each of them, or nothing (None); "rows only": x̄, and no q̄ and b̄.
     """
@@ -77,11 +78,10 @@ def pull_back(
     offset_bar = None if offset is None or want == "rows only" else bars.sum(-1).view(slots)
     if want is None:
         return Bars(None, queries_bar, offset_bar)
+    if want != "norms" or 2 * weights.shape[1] >= rows.shape[2]:
+        rows_bar = torch.bmm(weights.mT, numerator_bar, out=out).baddbmm_(bars.mT, queries)
+        return Bars(rows_bar if want != "norms" else torch.linalg.vector_norm(rows_bar, dim=-1), queries_bar, offset_bar)
     both, factors = torch.cat([weights, bars], 1), torch.cat([numerator_bar, queries], 1)
-    if want != "norms":
-        return Bars(torch.bmm(both.mT, factors), queries_bar, offset_bar)
-    if both.shape[1] >= rows.shape[2]:
-        return Bars(torch.linalg.vector_norm(torch.bmm(both.mT, factors), dim=-1), queries_bar, offset_bar)
     squares = torch.bmm(torch.bmm(factors, factors.mT), both).mul_(both).sum(1)
     # Cancellation may leave nothing of a small norm; only without any weight it is zero.
     least = (weights.amax(1) > 0).to(squares.dtype).mul_(torch.finfo(squares.dtype).tiny)
@@ -90,8 +90,8 @@ def pull_back(
 
 def add_bar(total: Tensor, bar: Tensor, sets: slice | list[int]) -> None:
     """Add the cotangents of some sets to the total, (B, ...), or (1, ...) where all sets share the tensor."""
-    if len(total) == 1:
-        total += bar.sum(0, keepdim=True)
+    if len(total) in (1, len(bar)):
+        total += bar.sum_to_size(total.shape)
     else:
         total[sets] += bar
 
@@ -123,24 +123,22 @@ class SharedRows(torch.autograd.Function):
         (batch, size), number = rows.shape[:2], 0
         shift, numerator_bar, normaliser_bar = (t.to(rows.dtype) for t in (shift, numerator_bar, normaliser_bar))
         numerator_bar = numerator_bar.flatten(1, 2)
+        together, step = block_shape(rows, numerator_bar.shape[1])
         wide = accumulator_dtype(rows.device)
         rows_bar, queries_bar = torch.empty_like(rows), torch.zeros_like(queries, dtype=wide)
         offset_bar = None if offset is None else torch.zeros_like(offset, dtype=wide)
-        together, step = block_shape(rows, numerator_bar.shape[1])
         for first in range(0, batch, together):
             sets = slice(first, min(first + together, batch))
             own, own_offset = (t if t is None or len(t) == 1 else t[sets] for t in (queries.flatten(1, 2), offset))
             for start in range(0, size, step):
                 part = (sets, slice(start, min(start + step, size)))
                 hidden = None if mask is None else mask[part]
-                given = (shift[sets], numerator_bar[sets], normaliser_bar[sets])
                 weights = (kept[number], kept[number + 1]) if kept else None
-                bars = pull_back(
-                    own, rows[part], own_offset, ctx.activation, hidden, *given, "rows" if wanted[1] else None, weights
-                )
+                given = (shift[sets], numerator_bar[sets], normaliser_bar[sets])
+                want: Literal["rows"] | None = "rows" if wanted[1] else None
+                here = (own, rows[part], own_offset, ctx.activation, hidden)
+                bars = pull_back(*here, *given, want, weights, out=rows_bar[part])
                 number += 2
-                if bars.rows is not None:
-                    rows_bar[part] = bars.rows
                 to_queries = None if bars.queries is None else bars.queries.unsqueeze(1)
                 for total, bar in ((queries_bar, to_queries), (offset_bar, bars.offset)):
                     if total is not None and bar is not None:
