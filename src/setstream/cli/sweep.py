@@ -22,6 +22,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,14 @@ def read_sweep(file: Path, out: Path) -> list[Run]:
     if set(options) - {"defaults", "runs"} or not isinstance(options.get("runs"), list) or not options["runs"]:
         raise ConfigurationError(f"{file} must hold [defaults] (optional) and a list of [[runs]], each with a name")
     runs: dict[str, Run] = {}
-    for table in itertools.chain.from_iterable(map(combinations, options["runs"])):
-        if "name" not in table:
-            raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {table}")
-        name, after = table.pop("name"), table.pop("after", [])
-        if name in runs:
+    tables = [*itertools.chain.from_iterable(map(combinations, options["runs"]))]
+    if nameless := [table for table in tables if "name" not in table]:
+        raise ConfigurationError(f"every run of a sweep needs a name; this one has none: {nameless[0]}")
+    for name, count in Counter(table["name"] for table in tables).items():
+        if count > 1:
             raise ConfigurationError(f"the names of runs must differ: {name!r} is given twice")
+    for table in tables:
+        name, after = table.pop("name"), table.pop("after", [])
         if unknown := set(after) - set(runs):
             raise ConfigurationError(f"{name} comes after {sorted(unknown)}: name runs that are defined above it")
         config = filled(merge(options.get("defaults", {}), table), {"out": str(out)})

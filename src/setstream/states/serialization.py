@@ -100,11 +100,14 @@ def _dump(accumulators: dict[str, Accumulator], count: Tensor, fingerprint: str 
     for name, accumulator in accumulators.items():
         tensors |= {f"{name}.{key}": tensor for key, tensor in accumulator.to_tensors().items()}
     kinds = {name: accumulator.kind for name, accumulator in accumulators.items()}
-    key = fingerprint, sets, *kinds.items(), *[(name, tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()]
+    # A state that was edited may have tensors with another number of rows: its shapes are its own.
+    shapes = {n: tensor.shape if blobs == 1 else (sets, *tensor.shape[1:]) for n, tensor in tensors.items()}
+    key = fingerprint, *kinds.items(), *[(name, tensor.dtype, shapes[name]) for name, tensor in tensors.items()]
     layout = _layouts.get(key)
     if layout is None:
         # safetensors refuses views of one storage: each tensor gets its own memory.
-        copies = {n: t[:sets].detach().to("cpu").clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+        one = {n: t if blobs == 1 else t[:sets] for n, t in tensors.items()}
+        copies = {n: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for n, t in one.items()}
         metadata: dict[str, Any] = {"version": VERSION, "fingerprint": fingerprint, "parts": kinds}
         blank = json.dumps({**metadata, "checksum": "0" * 32})
         layout = _learn(key, safetensors.torch.save(copies, {FORMAT: blank}), copies, metadata)

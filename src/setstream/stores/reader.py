@@ -43,16 +43,16 @@ class StateReader:
     @torch.no_grad()
     def parse(self, data: bytes) -> State:
         """The state of one set in bytes that `State.to_bytes` wrote, checked and on the encoder's device."""
-        state = State.from_bytes(data).widened().to(self.encoder.device or torch.device("cpu"))
+        state = State.from_bytes(data).to(self.encoder.device or torch.device("cpu"))
         self.check(state)
-        return state
+        return state.widened()  # after the check: what is widened has the right accumulators and types
 
     @torch.no_grad()
     def parse_batch(self, data: Sequence[bytes]) -> State:
         """`parse` of several, as one batch: they are read and checked together."""
-        batch = checks.parse_batch(data).widened().to(self.encoder.device or torch.device("cpu"))
+        batch = checks.parse_batch(data).to(self.encoder.device or torch.device("cpu"))
         self.encoder.check_state(batch)
-        return batch
+        return batch.widened()
 
     def describe(self, id: str) -> tuple[int, int]:
         """How many elements a set has seen, and how many bytes its state takes."""

@@ -340,7 +340,7 @@ function drawCall() {
   const range = { since: view.until - length, until: view.until };
   by("call-kind").textContent = view.live ? "The last seconds, in your program:" : "Seconds of the past, in your program:";
   by("call-python").textContent = view.live ? `window.predict(${length})` : `store.predict("id", since=${range.since}, until=${range.until})`;
-  by("call-http").textContent = view.live
+  by("call-route").textContent = view.live
     ? `WebSocket /sets/id/live?last=${length}`
     : `GET /sets/id/prediction?since=${range.since}&until=${range.until}`;
 }
