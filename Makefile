@@ -42,7 +42,7 @@ fuzz: $(STAMP)  ## 110,000 damaged inputs to every reader and to a server on thi
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 # Much less than the development tools, unless they are there already.
-demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## one set in four streams through four trained models; writes out/demo
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO_STAMP))  ## one set in four streams through five trained models; writes out/demo
 	$(BIN)/setstream demo --out out/demo
 	@echo "live       $(BIN)/setstream serve"
 

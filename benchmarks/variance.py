@@ -2,6 +2,7 @@
 
     python benchmarks/variance.py                  an untrained and a briefly trained clustering model, and a sparse bag
     python benchmarks/variance.py --steps 3000     trained as long as in the notes
+    python benchmarks/variance.py --shipped umbc+passes umbc+set-transformer       trained models that come with the package
 
 For each estimator and gradient-set size: the mean squared distance of one estimate from the full gradient, relative to the
 squared norm of the full gradient, over all parameters and over those of phi alone; and the same for the mean of all draws,
@@ -20,6 +21,7 @@ from step import likelihood, model
 from torch import Tensor, nn
 
 import setstream as ss
+from setstream.tasks.clustering import DiagonalMixture, pretrained
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "unbiased": {"gradient": "unbiased"},
@@ -100,11 +102,22 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 64], help="elements of each set that carry the gradient")
     parser.add_argument("--plot", type=Path, help="write a figure, too")
+    parser.add_argument("--shipped", nargs="+", default=[], help="shipped clustering models to measure instead")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     own, x = model(), mixtures(10, 512)
+    for name in options.shipped:
+        shipped = pretrained(name)
+
+        def nll(z: Tensor, head: nn.Module = shipped.head) -> Tensor:
+            mixture: DiagonalMixture = head(z)
+            return mixture.nll(x).mean()
+
+        report(f"{name} as shipped, sets of 512", shipped, nll, x, options.sizes, options.draws)
+    if options.shipped:
+        return
 
     def loss(z: Tensor) -> Tensor:
         return likelihood(own.head(z), x)

@@ -22,7 +22,7 @@ def points(page: Page) -> None:
     page.click("#play")
     expect(page.locator("#count")).to_have_text("256", timeout=60_000)
     page.click("#compare")
-    expect(page.locator("#ends tbody tr")).to_have_count(4, timeout=60_000)
+    expect(page.locator("#ends tbody tr")).to_have_count(5, timeout=60_000)
 
 
 def pictures(page: Page) -> None:

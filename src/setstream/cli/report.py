@@ -1,4 +1,4 @@
-"""`setstream report`: finished runs as one page; `setstream demo`: one set, in four orders, through four trained models."""
+"""`setstream report`: finished runs as one page; `setstream demo`: one set, in four orders, through five trained models."""
 
 from pathlib import Path
 
@@ -25,14 +25,16 @@ def run_demo(out: Path, seed: int, points: int) -> None:
     models = {name: pretrained(name) for name in SHOWN}
     drawn = sample(1, points, generator=torch.Generator().manual_seed(seed))
     title = f"NLL of {points} points, one set, when all have arrived"
-    answers = [stream_ends(model, drawn.points[0], drawn.labels[0]) for model in models.values()]
-    rows = [[words, *(f"{float(ends[kind].nll(drawn.points)):.3f}" for ends in answers)] for kind, words in STREAMS.items()]
-    rows.append(["disagreement", *(f"{disagreement(ends, drawn.points):.1e}" for ends in answers)])
-    print_table(("points arrive", *models), rows, title)
+    rows = []
+    for name, model in models.items():
+        ends = stream_ends(model, drawn.points[0], drawn.labels[0])
+        nlls = (f"{float(ends[kind].nll(drawn.points)):.3f}" for kind in STREAMS)
+        rows.append([name, *nlls, f"{disagreement(ends, drawn.points):.1e}"])
+    print_table(("points arrive", *STREAMS.values(), "disagree by"), rows, title)
     console.print(
         f"the oracle, which knows the true mixture: {float(drawn.oracle()):.3f}\n\n"
         "NLL: negative log-likelihood of the points under the clusters that a model predicts; lower is better.\n"
-        "Disagreement: by how much the four answers differ about a point; 0: the order does not matter.\n"
+        "Disagree by: how much the four answers differ about a point; 0: the order does not matter.\n"
         "A Set Transformer needs its whole set. Given pieces, its answers are averaged, and the mean depends on the pieces.\n",
     )
     page = Page("One set, four streams")

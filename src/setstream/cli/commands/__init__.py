@@ -240,7 +240,7 @@ def demo(
     seed: Annotated[int, Option(help="The set to draw; the default is easy to see.")] = 129,
     points: Annotated[int, Option(help="Points in the set.", min=16)] = 512,
 ) -> None:
-    """Stream one set in four orders through four trained models, and compare their answers."""
+    """Stream one set in four orders through five trained models, and compare their answers."""
 
 
 @app.command()

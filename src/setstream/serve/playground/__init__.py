@@ -1,4 +1,4 @@
-"""The front page, a live demonstration: points stream into four models, pixels into a picture, events past a window.
+"""The front page, a live demonstration: points stream into five models, pixels into a picture, events past a window.
 
 pages/         what the browser gets
 session.py     one WebSocket: messages in, answers out

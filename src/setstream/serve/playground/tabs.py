@@ -1,8 +1,9 @@
 """The tabs of the playground: points that stream into clusters, pixels that stream into a picture.
 
-The methods of a tab are its messages, and their parameters are the message's fields. Three of the clustering models give one
-answer for any order and any chunks; the Set Transformer, which is averaged over chunks, does not. Pixels that are painted over
-or erased are subtracted from the state.
+The methods of a tab are its messages, and their parameters are the message's fields. Four of the clustering models give one
+answer for any order and any chunks; the Set Transformer, which is averaged over chunks, does not. One model needs several
+passes, so the points that have arrived are kept and read again. Pixels that are painted over or erased are subtracted from the
+state.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +24,9 @@ from setstream.tasks import clustering, completion
 from setstream.tasks.clustering import DiagonalMixture, sample
 from setstream.tasks.clustering.task import STREAMS, disagreement, stream_ends, stream_order
 from setstream.tasks.completion import as_pixels, places
+from setstream.tasks.registry import predict_in_chunks
 
-CLUSTERING = ("umbc+set-transformer", "deepsets", "sse", "set-transformer")
+CLUSTERING = ("umbc+passes", "umbc+set-transformer", "deepsets", "sse", "set-transformer")
 COMPLETION = ("umbc+anchors", "umbc+set-transformer", "deepsets")
 MOST_POINTS = 2048
 #: The smallest deviation of a colour: points that coincide would have an unbounded density.
@@ -59,7 +61,8 @@ class Clusters:
 
     def _begin(self, points: Tensor, labels: Tensor, truth: DiagonalMixture | None) -> None:
         self.points, self.labels, self.truth, self.count = points, labels, truth, 0
-        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
+        self.arrived: list[Tensor] = []
+        self.streams = {name: m.stream(chunks=AVERAGE) for name, m in self.models.items() if m.encoder.passes == 1}
 
     @validate_call
     def draw(self, seed: Seed = 0, points: Annotated[int, Field(ge=1, le=MOST_POINTS)] = 256) -> dict[str, Any]:
@@ -108,10 +111,11 @@ class Clusters:
         if any(position >= len(self.points) for chunk in chunks for position in chunk):
             raise DataError(f"the set has {len(self.points)} points: positions end at {len(self.points) - 1}")
         for chunk in chunks:
+            self.arrived.append(self.points[chunk].unsqueeze(0))
             for stream in self.streams.values():
-                stream.update(self.points[chunk].unsqueeze(0))
+                stream.update(self.arrived[-1])
             self.count += len(chunk)
-        predictions = {name: self._mixture(stream.predict()) for name, stream in self.streams.items()} if self.count else {}
+        predictions = {name: self._mixture(self._predict(name)) for name in self.models} if self.count else {}
         return {"count": self.count, "models": predictions}
 
     @validate_call
@@ -122,6 +126,10 @@ class Clusters:
             ends = stream_ends(model, self.points, self.labels, seed)
             predictions = {kind: self._mixture(end) for kind, end in ends.items()}
             yield {"model": name, "streams": predictions, "disagreement": disagreement(ends, self.points.unsqueeze(0))}
+
+    def _predict(self, name: str) -> DiagonalMixture:
+        stream = self.streams.get(name)
+        return stream.predict() if stream else predict_in_chunks(self.models[name], [torch.cat(self.arrived, dim=1)])
 
     def _mixture(self, mixture: DiagonalMixture) -> dict[str, Any]:
         return {"nll": float(mixture.nll(self.points.unsqueeze(0))), "mixture": as_json(mixture)}
@@ -157,7 +165,8 @@ class Picture:
         """Begin a picture; with all of its colours, row by row, if they are known."""
         self.truth = None if colours is None else as_pixels(torch.tensor(colours, dtype=torch.uint8).T.reshape(1, 3, SIDE, -1))
         self.known: dict[int, Colour] = {}
-        self.streams = {name: model.stream(chunks=AVERAGE) for name, model in self.models.items()}
+        self.arrived: list[Tensor] = []
+        self.streams = {name: m.stream(chunks=AVERAGE) for name, m in self.models.items() if m.encoder.passes == 1}
         return {"count": 0, "models": {}}
 
     @validate_call

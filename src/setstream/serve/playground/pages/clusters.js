@@ -1,9 +1,10 @@
-// The first tab: a set of points streams into four models.
+// The first tab: a set of points streams into five models.
 
 import { ask, each, reporting, say } from "./connection.js";
 import { brush, colour, drawCursor, fresh, pause } from "./drawing.js";
 
 const MODELS = {
+  "umbc+passes": "UMBC, three passes",
   "umbc+set-transformer": "UMBC + Set Transformer",
   deepsets: "DeepSets",
   sse: "SSE",
