@@ -241,13 +241,14 @@ function drawCurve() {
   const low = (oracle ?? 1) - 0.3, high = low + 4, total = Math.max(1, set.points.length);
   const place = ([count, nll]) => [8 + (count / total) * (width - 16), height - 8 - (Math.min(nll, high) - low) / (high - low) * (height - 24)];
   context.font = "12px system-ui, sans-serif";
-  Object.keys(MODELS).forEach((name, index) => {
+  const names = Object.keys(MODELS), share = (width - 16) / names.length;
+  names.forEach((name, index) => {
     context.strokeStyle = context.fillStyle = colour(`c${index}`);
     context.lineWidth = 2;
     context.beginPath();
     for (const [count, nlls] of curve) context.lineTo(...place([count, nlls[name]]));
     context.stroke();
-    context.fillText(name, 10 + index * (width - 16) / 4, 12, (width - 40) / 4);
+    context.fillText(name, 10 + index * share, 12, share - 6);
   });
   if (oracle !== null) {
     const [, y] = place([0, oracle]);
