@@ -180,7 +180,7 @@ def test_a_window_slides_over_events(visit):
     page.fill("#length", "10")
     page.fill("#until", "80")
     has_text(page, "#until-text", "70 to 80 s")
-    has_text(page, "#call-http", "GET /sets/id/prediction?since=70&until=80")
+    has_text(page, "#call-route", "GET /sets/id/prediction?since=70&until=80")
     has_text(page, "#subtracted-attention", "refused: mostly rounding errors would be left")
     has_text(page, "#subtracted-maximum", "refused: a maximum does not know the value below it")
     assert not page.is_checked("#follow")
