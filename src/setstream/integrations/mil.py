@@ -1,4 +1,4 @@
-"""Weights of other libraries' attention MIL in our streaming pools::
+"""Weights of other libraries' attention MIL in streaming pools::
 
     model = load("s_0_checkpoint.pt")                       an ss.SetModel: it streams, merges, serves, saves, draws heat maps
 
@@ -34,7 +34,7 @@ from setstream.tasks.mil.models import MODELS
 FIRST, GATE, SCORE = (rf"encoder.pool.{name}" for name in (r"content.0.\1", r"gate.0.\1", "score.weight"))
 DECODER, PART, NET = r"head.decoder.\1", "(weight|bias)", r"attention_net\.(?:module\.)?"
 IGNORED = ""
-#: For each library: how the names of its files begin, and its names as patterns, with ours (the bias of the
+#: For each library: how the names of its files begin, and its names as patterns, with setstream's (the bias of the
 #: scores is not loaded). Numbers of layers depend on dropout: `#` stands for the place among those with weights.
 LIBRARIES: dict[str, tuple[str, dict[str, str]]] = {
     "CLAM": (
@@ -99,13 +99,13 @@ def load(source: str | Path | Mapping[str, Tensor], *, phi: nn.Module | None = N
     if library is None:
         known = ", ".join(f"{name} ({start}*)" for name, (start, _) in LIBRARIES.items())
         raise ConfigurationError(f"these are not the weights of {known}; their names are {sorted(weights)}")
-    ours = _renamed(weights, library)
-    extractor = [place for place in ours if library == "torchmil" and place.startswith("encoder.phi.")]
+    renamed = _renamed(weights, library)
+    extractor = [place for place in renamed if library == "torchmil" and place.startswith("encoder.phi.")]
     if bool(extractor) != (phi is not None):
         names = sorted(name for name in weights if name.startswith("feat_ext."))
         advice = "pass phi=, the module that they belong to" if extractor else "leave phi out"
         raise ConfigurationError(f"weights of a feature extractor (feat_ext) in this file: {names}; {advice}")
-    name, options = _described(ours, library, by_class=any(re.match(r"classifiers\.\d", name) for name in weights))
+    name, options = _described(renamed, library, by_class=any(re.match(r"classifiers\.\d", name) for name in weights))
 
     def build() -> SetModel:
         model = MODELS[name](**options)
@@ -114,12 +114,12 @@ def load(source: str | Path | Mapping[str, Tensor], *, phi: nn.Module | None = N
     expected = {
         place: tuple(tensor.shape) for place, tensor in (on_meta(build) if phi is None else build()).state_dict().items()
     }
-    given = {place: tuple(tensor.shape) for place, tensor in ours.items()}
+    given = {place: tuple(tensor.shape) for place, tensor in renamed.items()}
     if wrong := [place for place in sorted(expected.keys() | given.keys()) if expected.get(place) != given.get(place)]:
         shapes = [f"{place} is {given.get(place, 'missing')}, not {expected.get(place, 'known')}" for place in wrong]
-        raise ConfigurationError(f"these weights of {library} do not fit each other, under our names: {'; '.join(shapes)}")
+        raise ConfigurationError(f"these weights of {library} do not fit each other, renamed: {'; '.join(shapes)}")
     model = build()
-    model.load_state_dict(ours)
+    model.load_state_dict(renamed)
     return (model if phi is not None else model.remember(MODELS[name], options)).eval()
 
 
@@ -149,19 +149,20 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _renamed(weights: Mapping[str, Tensor], library: str) -> dict[str, Tensor]:
-    """The weights by our names; an error lists all that the library does not have."""
-    patterns = {re.compile(theirs): ours for theirs, ours in LIBRARIES[library][1].items()}
-    found = {
-        name: next(((m, ours) for theirs, ours in patterns.items() if (m := theirs.fullmatch(name))), None) for name in weights
+    """The weights by setstream's names; an error lists all that the library does not have."""
+    patterns = {re.compile(pattern): place for pattern, place in LIBRARIES[library][1].items()}
+    known = {
+        name: next(((m, place) for pattern, place in patterns.items() if (m := pattern.fullmatch(name))), None)
+        for name in weights
     }
-    if unknown := sorted(name for name, match in found.items() if match is None):
+    if unknown := sorted(name for name, match in known.items() if match is None):
         raise ConfigurationError(f"these names are not those of a model of {library} that is known: {unknown}")
-    matches = {name: match for name, match in found.items() if match is not None and match[1] != IGNORED}
+    matches = {name: match for name, match in known.items() if match is not None and match[1] != IGNORED}
     layers = sorted({int(m["layer"]) for m, _ in matches.values() if "layer" in m.re.groupindex})
     renamed: dict[str, Tensor] = {}
     rows: dict[str, dict[int, Tensor]] = {}
-    for name, (match, ours) in matches.items():
-        place, tensor = match.expand(ours), weights[name]
+    for name, (match, template) in matches.items():
+        place, tensor = match.expand(template), weights[name]
         if "row" in match.re.groupindex:
             rows.setdefault(place, {})[int(match["row"])] = tensor
             continue
@@ -178,21 +179,21 @@ def _renamed(weights: Mapping[str, Tensor], library: str) -> dict[str, Tensor]:
     return renamed
 
 
-def _described(ours: Mapping[str, Tensor], library: str, by_class: bool) -> tuple[str, dict[str, Any]]:
-    """The name of our model and its options, from the shapes of its weights."""
-    matrices = {place: tensor for place, tensor in ours.items() if place.endswith("weight")}
+def _described(renamed: Mapping[str, Tensor], library: str, by_class: bool) -> tuple[str, dict[str, Any]]:
+    """The name of the model and its options, from the shapes of its weights."""
+    matrices = {place: tensor for place, tensor in renamed.items() if place.endswith("weight")}
     places = (f"encoder.phi.layers.{2 * number}.weight" for number in count())
     layers = [matrices[place] for place in takewhile(matrices.__contains__, places)]
     needed = {place: matrices.get(place) for place in ("encoder.pool.content.0.weight", SCORE)}
     if wrong := [place for place, tensor in (needed | dict(enumerate(layers))).items() if tensor is None or tensor.dim() != 2]:
-        raise ConfigurationError(f"a model of {library} has the matrices {wrong} under our names; got {sorted(matrices)}")
+        raise ConfigurationError(f"a model of {library} has the matrices {wrong}, renamed; got {sorted(matrices)}")
     content, score = (typed(Tensor, tensor) for tensor in needed.values())
     decoder = matrices.get("head.decoder.weight")
     options: dict[str, Any] = {
         "in_dim": (layers[0] if layers else content).shape[1],
         "widths": [len(layer) for layer in layers],
     }
-    options |= {"hidden": len(content), "gated": any(place.startswith("encoder.pool.gate.") for place in ours)}
+    options |= {"hidden": len(content), "gated": any(place.startswith("encoder.pool.gate.") for place in renamed)}
     options |= {"outputs": 0 if decoder is None else len(decoder)}
     if library == "CLAM":
         return "clam-mb" if by_class else "clam-sb", options

@@ -198,9 +198,10 @@ class UMBC(Pool):
             return super().forward(features, mask)
         with self._no_autocast():
             batch, slots = features.shape[0], (self.heads, self.num_slots)
-            state = State(self.draw_accumulators(batch, features.device, None), features.new_empty(batch))
-            state.context, rows = self._common(self.prepare(state), features)
-            queries, offset = state.context["queries"], state.context.get("offset")
+            begun = State(self.draw_accumulators(batch, features.device, None), features.new_empty(batch))
+            context, rows = self._common(self.prepare(begun), features)
+            state = State(begun.accumulators, begun.count, context=context)
+            queries, offset = context["queries"], context.get("offset")
             if fuses(features, slots[0] * slots[1], offset, self.activation, mask):
                 means = fused_means(queries, rows)[0].view(batch, *slots, -1)
             else:

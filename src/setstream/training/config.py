@@ -17,20 +17,10 @@ from setstream.pools.base import AVERAGE
 #: The allowed values of options that have few of them.
 CHOICES = {"optimizer": ("adam", "adamw", "sgd"), "schedule": ("constant", "step", "cosine"), "gradient": GRADIENTS}
 CHOICES |= {"parallel": ("data", "set"), "amp": ("none", "bf16")}
-POSITIVE = (
-    "steps",
-    "epochs",
-    "patience",
-    "batch",
-    "chunk_size",
-    "grad_chunks",
-    "threads",
-    "log_every",
-    "evaluate_every",
-    "checkpoint_every",
-)
+EVERY = ("log_every", "evaluate_every", "checkpoint_every")
+POSITIVE = ("steps", "epochs", "patience", "batch", "chunk_size", "grad_chunks", "threads", *EVERY)
 #: Options that may change when a run is resumed: they do not change what it computes.
-FREE = {"device", "threads", "log_every", "evaluate_every", "checkpoint_every", "tensorboard", "parallel"}
+FREE = {"device", "threads", *EVERY, "tensorboard", "parallel"}
 
 
 @dataclass(frozen=True)
@@ -48,9 +38,7 @@ class TrainConfig:
     model_options: dict[str, Any] = field(default_factory=dict)
 
     steps: int = 50_000
-    epochs: int | None = (
-        None  # instead of steps: passes over the task's training sets; then evaluations, logs and checkpoints, too
-    )
+    epochs: int | None = None  # instead of steps: passes over the training sets; evaluations, logs and checkpoints follow them
     batch: int = 10  # sets per step, over all processes
     optimizer: str = "adam"
     lr: float = 1e-3
@@ -72,9 +60,7 @@ class TrainConfig:
 
     init_from: str | None = None  # a run folder or a file of weights to begin with
     freeze: list[str] = field(default_factory=list)  # prefixes of the names of parameters that are not trained
-    select: str | None = (
-        None  # end with the weights that had the largest value of this metric during training; -loss: the smallest
-    )
+    select: str | None = None  # end with the weights of the largest value of this metric in training; -loss: the smallest
     patience: int | None = None  # stop after so many evaluations without a better value of `select`
 
     seed: int = 0
