@@ -19,16 +19,15 @@ from setstream.pools.kernels.weighted_sums import weighted_sums
 from setstream.states.accumulators import Accumulator, LogSums
 from setstream.states.state import State
 
-SOFTMAX = ACTIVATIONS["softmax"]
-
 
 class KeyedAttention(Pool):
-    """Softmax attention of `branches` queries to the features: (B, N, in_dim) to (B, branches, in_dim), in any chunks.
+    """Attention of `branches` queries to the features: (B, N, in_dim) to (B, branches, in_dim), in any chunks.
 
-    A subclass has the modules behind `keys` and `queries`.
+    A subclass has the modules behind `keys` and `queries`, and may have another activation than softmax.
     """
 
     sums_only = True  # 0 · ∞ and ∞ - ∞ are NaN
+    activation = ACTIVATIONS["softmax"]
 
     def __init__(self, in_dim: int, hidden: int, branches: int) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class KeyedAttention(Pool):
     def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
         with torch.autocast(features.device.type, enabled=False):
             queries, features = self._common(context, features)
-            return {"pooled": weighted_sums(queries, features, self._project, None, SOFTMAX, (1, self.branches), mask)}
+            return {"pooled": weighted_sums(queries, features, self._project, None, self.activation, (1, self.branches), mask)}
 
     def finalize(self, state: State) -> Tensor:
         return typed(LogSums, state.accumulators["pooled"]).mean().squeeze(1)
@@ -75,7 +74,7 @@ class KeyedAttention(Pool):
             queries, features = self._common(self.prepare(state), features)
             queries = queries.expand(batch, *queries.shape[1:]).flatten(0, 1)
             keys = self._project(features)[0]
-            weights, shift, _ = log_weights(queries, keys, None, SOFTMAX, (batch, 1, self.branches), mask)
+            weights, shift, _ = log_weights(queries, keys, None, self.activation, (batch, 1, self.branches), mask)
         return typed(LogSums, state.accumulators["pooled"]).shares(weights, shift)
 
     @staticmethod

@@ -128,7 +128,7 @@ class MultiPass(Pool):
     def _after(self, number: int, state: State) -> Any:
         """What the module after a pass makes of its result."""
         pool, part = self.pool(number), state.select(f"pass{number}")
-        z = cast(pool.finalize(part), parameter_dtype(pool) or torch.get_default_dtype())
+        z = cast(pool.finalize(part), parameter_dtype(pool) or parameter_dtype(self) or torch.get_default_dtype())
         module = self.between[0 if self.shared else number - 1]
         before = given_slots(part)
         if before is None and (self.residual or getattr(module, "takes_slots", False)):

@@ -1,0 +1,124 @@
+"""Steps of EM as later passes over the points."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import setstream as ss
+from setstream import testing
+from setstream.errors import ConfigurationError
+from setstream.tasks.clustering import DiagonalMixture, pretrained, refined, sample
+from setstream.tasks.clustering.em import STRENGTH, EMStep
+from setstream.tasks.clustering.models import MODELS
+from setstream.tasks.registry import predict_in_chunks
+
+
+def plain_em(x: torch.Tensor, mixture: DiagonalMixture, steps: int) -> DiagonalMixture:
+    """The steps in float64, written with the density of each point under each component."""
+    x = x.double()
+    logits, means, scales = mixture.logits.double(), mixture.means.double(), mixture.scales.double()
+    for _ in range(steps):
+        densities = torch.distributions.Normal(means.unsqueeze(1), scales.unsqueeze(1)).log_prob(x.unsqueeze(2)).sum(-1)
+        shares = (densities + logits.log_softmax(-1).unsqueeze(1)).softmax(-1)  # (B, N, K)
+        weights = shares.sum(1).unsqueeze(-1) + STRENGTH
+        centres = (shares.mT @ x + STRENGTH * means) / weights
+        moved = (x.unsqueeze(2) - centres.unsqueeze(1)).square()
+        spread = torch.einsum("bnk,bnkd->bkd", shares, moved) + STRENGTH * (scales.square() + (means - centres).square())
+        logits = (weights.squeeze(-1) - STRENGTH + STRENGTH * logits.softmax(-1)).log()
+        means, scales = centres, (spread / weights).clamp(min=1e-4).sqrt()
+    return DiagonalMixture(logits, means, scales)
+
+
+def small(name: str, **options: object) -> ss.SetModel:
+    torch.manual_seed(0)
+    return MODELS[name](**options).double().eval()
+
+
+@pytest.mark.parametrize("name", ["deepsets", "umbc+set-transformer", "umbc+passes"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_passes_are_the_steps_of_em_written_plainly(name, steps):
+    model, points = small(name), sample(3, 200, generator=torch.Generator().manual_seed(0)).points.double()
+    expected = plain_em(points, model(points), steps).flat()
+    better = refined(model, steps)
+    assert better.encoder.passes == model.encoder.passes + steps
+    torch.testing.assert_close(better(points).flat(), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(predict_in_chunks(better, points.split(37, dim=1)).flat(), expected, rtol=1e-9, atol=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), steps=st.integers(1, 3), clusters=st.integers(1, 5), dim=st.integers(1, 3))
+def test_the_laws_hold(seed, steps, clusters, dim):
+    torch.manual_seed(seed)
+    options = {"clusters": clusters, "dim": dim, "width": 8, "num_slots": 3, "frequencies": 2, "sabs": 1, "heads": 2}
+    encoder = MODELS["umbc+em"](em_steps=steps, **options).encoder.eval()
+    sets = [torch.randn(int(n), dim) for n in torch.randint(1, 40, (3,))]
+    testing.check_mini_batch_consistency(encoder, sets, trials=2)
+    testing.check_permutation_invariance(encoder, sets, trials=2)
+    testing.check_merge(encoder, sets, trials=1)
+
+
+def test_steps_lower_the_nll_of_every_set():
+    """EM never lowers the likelihood; the points' worth of the start may cost a little, far below a step's gain."""
+    model, drawn = pretrained("umbc+set-transformer"), sample(100, 512, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        nll = [
+            refined(model, steps)(drawn.points).nll(drawn.points) if steps else model(drawn.points).nll(drawn.points)
+            for steps in range(3)
+        ]
+    assert bool((nll[1] < nll[0] + 1e-3).all())
+    assert bool((nll[2] < nll[1] + 1e-3).all())
+    assert float((nll[0] - nll[2]).mean()) > 0.1
+
+
+def test_a_component_without_points_stays_and_an_empty_set_keeps_its_mixture():
+    model = small("umbc+set-transformer")
+    better = refined(model, 2)
+    empty = [torch.zeros(0, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)]
+    torch.testing.assert_close(better(empty).named()["means"][0], model(empty).means[0])
+    torch.testing.assert_close(better(empty).named()["weights"][0], model(empty).named()["weights"][0])
+    far = torch.full((1, 50, 2), 1e3, dtype=torch.float64)
+    assert bool(better(far).flat().isfinite().all())
+
+
+def test_in_training_the_mixture_before_the_steps_is_returned_and_trained():
+    model = small("umbc+fourier", width=16, frequencies=4)
+    better = refined(model, 2)
+    points = sample(2, 64, generator=torch.Generator().manual_seed(0)).points.double()
+    gradients = []
+    for one in (model.train(), better.train()):
+        mixture = one.head(ss.encode(one.encoder, points, gradient="full"))
+        gradients.append(torch.autograd.grad(mixture.nll(points).sum(), [*model.parameters()]))
+    torch.testing.assert_close(*gradients)
+    better.eval()
+    torch.testing.assert_close(better(points).flat(), plain_em(points, model.eval()(points), 2).flat())
+
+
+@pytest.mark.parametrize("gradient", ["exact", "importance"])
+def test_gradients_go_through_the_steps_where_they_are_asked_for(gradient):
+    model = refined(small("umbc+fourier", width=16, frequencies=4), 2)
+    points = sample(2, 64, generator=torch.Generator().manual_seed(0)).points.double()
+    found = []
+    for options in ({"gradient": "full"}, {"gradient": gradient, "chunk_size": 16, "grad_chunks": 4}):
+        loss = model.head(ss.encode(model.encoder, points, **options)).nll(points).sum()
+        found.append(torch.autograd.grad(loss, [*model.parameters()]))
+    for full, other in zip(*found, strict=True):
+        torch.testing.assert_close(full, other, rtol=1e-8, atol=1e-9)
+
+
+def test_it_is_saved_and_loaded(tmp_path):
+    model = MODELS["umbc+em"](width=16, frequencies=4).eval()
+    weights = model.state_dict()
+    again = MODELS["umbc+em"](width=16, frequencies=4).eval()
+    again.load_state_dict(weights)
+    points = torch.randn(2, 30, 2)
+    torch.testing.assert_close(model(points).flat(), again(points).flat())
+
+
+def test_what_cannot_be_refined_is_refused():
+    with pytest.raises(ConfigurationError, match="at least one step"):
+        refined(small("deepsets"), 0)
+    slots = ss.SetModel(ss.SetEncoder(torch.nn.Linear(2, 8), ss.SlotAttention(8, 4, passes=2)), torch.nn.Identity())
+    with pytest.raises(ConfigurationError, match="a pool of one pass"):
+        refined(slots, 1)
+    with pytest.raises(ConfigurationError, match="cannot be the first pass"):
+        EMStep(2, 4, 2)(torch.randn(1, 10, 2))
