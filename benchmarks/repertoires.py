@@ -263,9 +263,10 @@ def difference(gains: Sequence[float]) -> tuple[float, float]:
 
 
 def gains(found: Scores, other: str, kind: str, rates: Sequence[float]) -> list[float]:
-    """AUROC of `importance` minus that of another way, for all common seeds at these rates."""
+    """AUROC of `importance` minus that of another way, by seed: the mean over these rates, if both have all of them."""
     pairs = [(found.get(("importance", rate), {}), found.get((other, rate), {})) for rate in rates]
-    return [ours[seed][kind] - theirs[seed][kind] for ours, theirs in pairs for seed in sorted(ours.keys() & theirs.keys())]
+    seeds = sorted(set.intersection(*(ours.keys() & theirs.keys() for ours, theirs in pairs)))
+    return [statistics.mean(ours[seed][kind] - theirs[seed][kind] for ours, theirs in pairs) for seed in seeds]
 
 
 def table(setting: Setting) -> None:
@@ -280,7 +281,7 @@ def table(setting: Setting) -> None:
             cells = [f"{statistics.mean(v):.3f} ({min(v):.3f} to {max(v):.3f}; {len(v)})" if v else "" for v in values]
             print(f"| {way} | " + " | ".join(cells) + " |")
         rare = [rate for rate in rates if rate <= FROM_SCRATCH]
-        names = [f"1 in {1 / rate:,.0f}" for rate in rates] + ["1 in 1,000 and rarer"]
+        names = [f"1 in {1 / rate:,.0f}" for rate in rates] + ["mean of 1 in 1,000 and rarer"]
         print("\n| importance minus | " + " | ".join(names) + " |\n" + "|---" * (len(names) + 1) + "|")
         for way in (other for other in WAYS if other != "importance"):
             cells = []
@@ -288,6 +289,12 @@ def table(setting: Setting) -> None:
                 apart = gains(found, way, kind, some)
                 cells.append("{:+.3f} ± {:.3f} ({})".format(*difference(apart), len(apart)) if apart else "")
             print(f"| {way} | " + " | ".join(cells) + " |")
+        print("\n| seed | rate | " + " | ".join(WAYS) + " |\n" + "|---" * (len(WAYS) + 2) + "|")
+        for rate in rates:
+            for seed in sorted({seed for (_, other), seeds in found.items() if other == rate for seed in seeds}):
+                areas = [found.get((way, rate), {}).get(seed, {}).get(kind) for way in WAYS]
+                shown = " | ".join("" if one is None else f"{one:.3f}" for one in areas)
+                print(f"| {seed} | 1 in {1 / rate:,.0f} | {shown} |")
     for line in setting.lines("times"):
         print("\nms per step: " + ", ".join(f"{way} {ms:.0f}" for way, ms in line["times"].items()))
 

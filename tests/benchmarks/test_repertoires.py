@@ -136,11 +136,17 @@ def test_a_grid_is_run_once_and_shown(tmp_path, monkeypatch, capsys):
         assert line["auroc"] == {"memory": line["curve"]["3"], "time": line["curve"][str(steps)]}
     shown = capsys.readouterr().out
     assert "| importance | " in shown
-    assert "| 1 in 10,000 | 1 in 1,000 and rarer |" in shown
+    assert "| 1 in 10,000 | mean of 1 in 1,000 and rarer |" in shown
     assert (tmp_path / "grid.png").stat().st_size > 10_000
 
 
 def test_differences_are_paired_by_seed_and_have_an_interval():
-    found = {("importance", 0.001): {0: {"memory": 0.9}, 1: {"memory": 0.8}}, ("top", 0.001): {1: {"memory": 0.7}}}
-    assert repertoires.gains(found, "top", "memory", [0.001, 0.0001]) == pytest.approx([0.1])
+    found = {
+        ("importance", 0.001): {0: {"memory": 0.9}, 1: {"memory": 0.8}},
+        ("importance", 0.0001): {0: {"memory": 0.7}, 1: {"memory": 0.8}},
+        ("top", 0.001): {0: {"memory": 0.4}, 1: {"memory": 0.7}},
+        ("top", 0.0001): {1: {"memory": 0.5}},
+    }
+    assert repertoires.gains(found, "top", "memory", [0.001]) == pytest.approx([0.5, 0.1])
+    assert repertoires.gains(found, "top", "memory", [0.001, 0.0001]) == pytest.approx([0.2])
     assert repertoires.difference([0.1, 0.2, 0.3]) == pytest.approx((0.2, 4.303 * 0.1 / 3**0.5), abs=1e-3)
