@@ -147,17 +147,25 @@ def mean(lines: dict[tuple[int, int], dict[str, Any]], name: str) -> float:
     return float(np.mean(values)) if values else math.nan
 
 
-def complete(found: Lines, names: tuple[str, ...]) -> list[str]:
+def shared(found: Lines) -> Lines:
+    """The same, with only those folds of each data set that `setstream` has."""
+    kept: Lines = defaultdict(dict)
+    for (name, model), lines in found.items():
+        kept[name, model] = {fold: line for fold, line in lines.items() if fold in found.get((name, "setstream"), {})}
+    return kept
+
+
+def complete(found: Lines, names: tuple[str, ...], models: list[str]) -> list[str]:
     """The data sets for which every model has the same folds."""
-    return [name for name in names if found[name, "setstream"] and len({frozenset(found[name, m]) for m in MODELS}) == 1]
+    return [name for name in names if found[name, models[0]] and len({frozenset(found[name, m]) for m in models}) == 1]
 
 
-def ranks(found: Lines, names: list[str]) -> tuple[dict[str, float], float]:
+def ranks(found: Lines, names: list[str], models: list[str]) -> tuple[dict[str, float], float]:
     """Each model's mean rank of the score over the data sets, the best first; and Friedman's p that all are alike."""
-    table = np.array([[mean(found[name, model], "score") for model in MODELS] for name in names])
+    table = np.array([[mean(found[name, model], "score") for model in models] for name in names])
     means = stats.rankdata(-table, axis=1).mean(0).tolist() if names else []
     p = float(stats.friedmanchisquare(*table.T).pvalue) if len(names) > 2 else math.nan
-    return dict(sorted(zip(MODELS, means, strict=bool(names)), key=lambda item: item[1])), p
+    return dict(sorted(zip(models, means, strict=bool(names)), key=lambda item: item[1])), p
 
 
 def critical_difference(models: int, sets: int) -> float:
@@ -173,26 +181,27 @@ def against(found: Lines, name: str, models: tuple[str, ...]) -> tuple[str, floa
     return best, *difference(found[name, "setstream"], found[name, best])
 
 
-def table(found: Lines) -> None:
-    """Markdown tables of both halves."""
+def table(found: Lines, models: list[str]) -> None:
+    """Markdown tables of both halves, over the folds that `setstream` has."""
+    found, summaries = shared(found), tuple(model for model in models if model in SUMMARIES)
     for title, names in (("Chosen on", CHOOSE), ("Reported", REPORT)):
-        print(f"\n### {title}\n\n| set | folds | " + " | ".join(MODELS) + " | against the best summary |")
-        print("|---" * (len(MODELS) + 3) + "|")
+        print(f"\n### {title}\n\n| set | folds | " + " | ".join(models) + " | against the best summary |")
+        print("|---" * (len(models) + 3) + "|")
         signs = {"ahead": 0, "even": 0, "behind": 0}
         for name in names:
             if not found[name, "setstream"]:
                 continue
-            best, by, width = against(found, name, SUMMARIES)
+            best, by, width = against(found, name, summaries)
             sign = "ahead" if by > width else "behind" if by < -width else "even"
             signs[sign] += 1
-            cells = [f"{mean(found[name, model], 'score'):.3f}" for model in MODELS]
+            cells = [f"{mean(found[name, model], 'score'):.3f}" for model in models]
             print(
                 f"| {name} | {len(found[name, 'setstream'])} | "
                 + " | ".join(cells)
                 + f" | {by:+.3f} ± {width:.3f} ({best}): {sign} |"
             )
-        whole = complete(found, names)
-        order, p = ranks(found, whole)
+        whole = complete(found, names, models)
+        order, p = ranks(found, whole, models)
         print("\n" + ", ".join(f"{sign} {count}" for sign, count in signs.items()))
         if whole:
             listed = ", ".join(f"{model} {rank:.2f}" for model, rank in order.items())
@@ -201,23 +210,24 @@ def table(found: Lines) -> None:
                 f"{critical_difference(len(order), len(whole)):.2f}"
             )
         for part in ("accuracy", "log_loss", "ece", "seconds"):
-            print(f"\n| {part} | " + " | ".join(MODELS) + " |\n" + "|---" * (len(MODELS) + 1) + "|")
+            print(f"\n| {part} | " + " | ".join(models) + " |\n" + "|---" * (len(models) + 1) + "|")
             for name in names:
-                values = [mean(found[name, model], part) for model in MODELS]
+                values = [mean(found[name, model], part) for model in models]
                 if found[name, "setstream"] and not all(map(math.isnan, values)):
                     shown = [f"{value:.1f}" if part == "seconds" else f"{value:.3f}" for value in values]
                     print(f"| {name} | " + " | ".join(shown) + " |")
 
 
-def picture(found: Lines, path: Path) -> None:
+def picture(found: Lines, path: Path, models: list[str]) -> None:
     """Mean ranks on the reported half; a bar joins models that cannot be told apart (Nemenyi, 95%)."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    names = complete(found, REPORT)
-    order = list(ranks(found, names)[0].items())
+    found = shared(found)
+    names = complete(found, REPORT, models)
+    order = list(ranks(found, names, models)[0].items())
     critical = critical_difference(len(order), len(names))
     joined = [
         (start, max(i for i, (_, rank) in enumerate(order) if rank - first < critical))
@@ -243,7 +253,7 @@ def picture(found: Lines, path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", choices=[*CHOOSE, *REPORT], default=[*CHOOSE, *REPORT])
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), help="run, or show, these")
     parser.add_argument("--half", choices=["choose", "report"], help="only this half of the data sets")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=1)
@@ -258,9 +268,9 @@ def main() -> None:
     if not arguments.table and not arguments.picture:
         run(arguments)
     if arguments.picture:
-        picture(chosen(arguments), arguments.picture)
+        picture(chosen(arguments), arguments.picture, arguments.models)
     else:
-        table(chosen(arguments))
+        table(chosen(arguments), arguments.models)
 
 
 if __name__ == "__main__":

@@ -45,13 +45,25 @@ def test_ranks_are_means_over_data_sets_and_one_is_best():
         for name, score in (("a", 0.0), ("b", 5.0))
         for place, model in enumerate(MODELS)
     }
-    order, _ = estimators.ranks(found, ["a", "b"])
+    order, _ = estimators.ranks(found, ["a", "b"], list(MODELS))
     assert order == {model: float(len(MODELS) - place) for place, model in enumerate(MODELS)}
     assert list(order) == list(MODELS)[::-1]
     many = {(str(n), model): {(0, 0): {"score": place}} for n in range(12) for place, model in enumerate(MODELS)}
-    assert estimators.ranks(many, [str(n) for n in range(12)])[1] < 1e-9
+    assert estimators.ranks(many, [str(n) for n in range(12)], list(MODELS))[1] < 1e-9
     # Demšar (2006), table 5: q = 2.949 for seven models.
     assert estimators.critical_difference(7, 12) == pytest.approx(2.949 * math.sqrt(7 * 8 / (6 * 12)), rel=1e-3)
+
+
+def test_tables_compare_the_same_folds(capsys):
+    found = estimators.defaultdict(dict)
+    for fold, scores in enumerate([(0.9, 0.6, 0.7), (0.8, 0.5, 0.7), (None, 1.0, 1.0)]):
+        for model, score in zip(("setstream", "logistic", "boosting"), scores, strict=True):
+            if score is not None:
+                found["musk1", model][0, fold] = {"score": score, "train": 80, "test": 20, "seconds": 1.0}
+    estimators.table(found, ["setstream", "logistic", "boosting"])
+    shown = capsys.readouterr().out
+    assert "| musk1 | 2 | 0.850 | 0.550 | 0.700 | +0.150 ± " in shown
+    assert "Mean ranks over 1 sets: setstream 1.00, boosting 2.00, logistic 3.00" in shown
 
 
 def test_only_fits_with_the_same_defaults_count(tmp_path):
@@ -111,6 +123,6 @@ def test_the_picture_shows_every_model(tmp_path):
         for place, model in enumerate(MODELS)
     }
     found = estimators.defaultdict(dict, found)
-    estimators.picture(found, tmp_path / "ranks.svg")
+    estimators.picture(found, tmp_path / "ranks.svg", list(MODELS))
     drawn = (tmp_path / "ranks.svg").read_text()
     assert all(f"<!-- {model} " in drawn for model in MODELS)
