@@ -187,12 +187,12 @@ def table(found: Lines, models: list[str]) -> None:
     for title, names in (("Chosen on", CHOOSE), ("Reported", REPORT)):
         print(f"\n### {title}\n\n| set | folds | " + " | ".join(models) + " | against the best summary |")
         print("|---" * (len(models) + 3) + "|")
-        signs = {"ahead": 0, "even": 0, "behind": 0}
+        signs = {"ahead": 0, "even": 0, "behind": 0, "?": 0}
         for name in names:
             if not found[name, "setstream"]:
                 continue
             best, by, width = against(found, name, summaries)
-            sign = "ahead" if by > width else "behind" if by < -width else "even"
+            sign = "?" if math.isnan(width) else "ahead" if by > width else "behind" if by < -width else "even"
             signs[sign] += 1
             cells = [f"{mean(found[name, model], 'score'):.3f}" for model in models]
             print(
