@@ -6,8 +6,9 @@
     μ_k' = (Σ_n q_kn x_n + τ μ_k) / (w_k + τ),        σ_k'² likewise,        π_k' ∝ w_k + τ π_k
 
 The sums over the points merge like those of any attention, so sets may be read in chunks. The given mixture counts as τ points
-per component: a component without points stays where it is, and an empty set keeps its mixture. Points and means are taken
-relative to c = Σ_k π_k μ_k: the squares in l_kn and in σ_k'² then cancel as little far from the origin as near it.
+per component: a component without points stays where it is, an empty set keeps its mixture, and a small set is not overfitted.
+Points and means are taken relative to c = Σ_k π_k μ_k: the squares in l_kn and in σ_k'² then cancel as little far from the
+origin as near it.
 
 A step has no weights. In training mode it returns the mixture that it was given, so that the earlier passes are trained alone.
 Training through the steps was worse: they move every component to the nearest optimum, and the gradient no longer says that a
@@ -31,7 +32,7 @@ from setstream.states.accumulators import Accumulator, LogSums, accumulator_dtyp
 from setstream.states.state import State
 from setstream.tasks.clustering.mixtures import DiagonalMixture
 
-STRENGTH = 0.1  # τ
+STRENGTH = 4.0  # τ: on points not seen, 4 is as good as 0.1 for sets of 1,024, and far better for sets of 16
 SMALLEST_VARIANCE = 1e-4
 
 
