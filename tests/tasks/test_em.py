@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import setstream as ss
@@ -46,6 +46,7 @@ def test_passes_are_the_steps_of_em_written_plainly(name, steps):
     torch.testing.assert_close(predict_in_chunks(better, points.split(37, dim=1)).flat(), expected, rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000), steps=st.integers(1, 3), clusters=st.integers(1, 5), dim=st.integers(1, 3))
 def test_the_laws_hold(seed, steps, clusters, dim):
     torch.manual_seed(seed)
