@@ -6,9 +6,8 @@
     python -m benchmarks.estimators --picture out/ranks.svg       the critical-difference picture of the reported half
     python -m benchmarks.estimators --sets musk1 --models setstream --folds 10 --repeats 5        the classic protocol
 
-Every fit is one line of benchmarks/estimators.jsonl, which is part of the repository: a run can be stopped and continued, on
-another machine, too. Lines of `setstream` carry the version of its defaults (`DEFAULTS`): fits with other defaults are kept,
-not shown, and made again.
+Every fit is one line of docs/results/estimators.jsonl: a run can be stopped and continued, on another machine, too. Lines of
+`setstream` carry the version of its defaults (`DEFAULTS`): fits with other defaults are kept, not shown, and made again.
 
 Protocol: five stratified folds, shuffled by the number of the repeat. Main measure: AUROC (more than two classes: the mean over
 classes, one against the rest), R² for numbers. Intervals and differences: paired over folds, with the variance corrected for
@@ -34,7 +33,7 @@ from scipy import stats
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from sklearn.model_selection import KFold, StratifiedKFold
 
-RESULTS = Path(__file__).with_suffix(".jsonl")
+RESULTS = Path(__file__).parents[1] / "docs" / "results" / "estimators.jsonl"
 BINS = 15
 Lines = dict[tuple[str, str], dict[tuple[int, int], dict[str, Any]]]
 
