@@ -109,7 +109,7 @@ def start(states: str, model: str, port_file: Path) -> subprocess.Popen[str]:
     line = server.stdout.readline() if server.stdout else ""
     if "127.0.0.1:" not in line:
         raise SystemExit("the server did not start")
-    port_file.write_text(line.split("127.0.0.1:")[1].split()[0])
+    port_file.write_text(line.split("127.0.0.1:")[1].partition(",")[0])
     return server
 
 
