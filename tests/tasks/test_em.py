@@ -179,6 +179,12 @@ def better_deepsets(steps: int) -> ss.SetModel:
     return refined(MODELS["deepsets"](), steps)
 
 
+def test_a_run_is_opened_without_trust(tmp_path):
+    """By name: its modules are first built without memory."""
+    MODELS["umbc+em"](width=16).save_pretrained(tmp_path, builder=MODELS["umbc+em"], options={"width": 16})
+    assert ss.SetModel.from_pretrained(tmp_path).encoder.passes == 3
+
+
 @pytest.mark.parametrize(
     ("build", "options"), [(MODELS["umbc+em"], {"em_steps": 3, "width": 16}), (better_deepsets, {"steps": 1})]
 )

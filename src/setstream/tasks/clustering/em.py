@@ -177,7 +177,7 @@ def refined(model: SetModel, steps: int = 2, clusters: int = 4, dim: int = 2) ->
             "refined() takes a pool of one pass, or a MultiPass with a pool for each pass and modules between"
         )
     with torch.no_grad():
-        width = encoder.features(torch.zeros(1, dim, device=encoder.device)).shape[-1]
+        width = encoder.features(torch.zeros(1, dim, device=encoder.device), known=True).shape[-1]
     earlier = [Projected(Without(dim, width), typed(Pool, one), dim + width) for one in pools]
     later = [EMStep(dim + width, clusters, dim) for _ in range(steps)]
     between += [ToRows(model.head), *(nn.Identity() for _ in range(steps - 1))]
