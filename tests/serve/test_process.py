@@ -191,6 +191,7 @@ def test_a_real_websocket_sees_changes_and_lets_the_server_stop(tmp_path):
         (["nothing"], "not a run folder, a saved model or a shipped one"),
         (["tests.serve.conftest:pytest"], "must be an ss.SetModel"),
         (["tests.serve.conftest:make", "--token-file", "nowhere"], "cannot be read"),
+        (["umbc+passes", "--port", "0"], "reads its sets 3 times (ss.MultiPass), which is not possible for a store"),
         (["tests.serve.conftest:make", "--port", "0", "--tile", "0"], "a tile is a positive number of seconds"),
     ],
 )

@@ -9,7 +9,7 @@ import setstream as ss
 from setstream import testing
 from setstream.errors import ConfigurationError, ShapeError
 from setstream.tasks.clustering import DiagonalMixture, em, pretrained, refined, sample
-from setstream.tasks.clustering.em import STRENGTH, EMStep
+from setstream.tasks.clustering.em import STRENGTH, EMStep, FromRows
 from setstream.tasks.clustering.models import MODELS
 from setstream.tasks.registry import predict_in_chunks
 
@@ -174,9 +174,32 @@ def test_steps_may_be_added_to_steps():
     torch.testing.assert_close(refined(refined(model, 1), 2)(points).flat(), refined(model, 3)(points).flat())
 
 
+def test_states_of_a_step_travel_and_show_responsibilities():
+    """Saved and loaded between all chunks; the attention of a step is q_kn / w_k."""
+    encoder = refined(small("umbc+set-transformer"), 2).encoder
+    points = torch.randn(2, 30, 2, dtype=torch.float64)
+    state = encoder.update(None, points)
+    for _ in range(2):
+        state = encoder.next_pass(state)
+        for chunk in points.split(11, 1):
+            state = ss.State.from_bytes(encoder.update(state, chunk).to_bytes())
+    torch.testing.assert_close(encoder.finalize(state), encoder(points))
+    given = FromRows()(state.accumulators["pass3/given"]["slots"])
+    shares = given.component_distribution.log_prob(points.unsqueeze(2)) + given.logits.log_softmax(-1).unsqueeze(1)
+    shares = shares.softmax(-1)  # (B, N, K)
+    weights = encoder.attention(points, state)[:, 0]
+    torch.testing.assert_close(weights, (shares / shares.sum(1, keepdim=True)).mT)
+
+
 def better_deepsets(steps: int) -> ss.SetModel:
     """A builder of one's own."""
     return refined(MODELS["deepsets"](), steps)
+
+
+def test_a_run_is_opened_without_trust(tmp_path):
+    """By name: its modules are first built without memory."""
+    MODELS["umbc+em"](width=16).save_pretrained(tmp_path, builder=MODELS["umbc+em"], options={"width": 16})
+    assert ss.SetModel.from_pretrained(tmp_path).encoder.passes == 3
 
 
 @pytest.mark.parametrize(
