@@ -8,8 +8,9 @@
 
 Gated attention takes one pass: its logits, one number per element and branch, are kept until all are known. Other attention
 takes two passes in constant memory: one for the state of the whole bag, one that divides the weights of each chunk by the
-state's normaliser; ds-mil, whose state takes two passes, three. Models that need their whole bag keep all its features. With
-several classes, `alone` is the log-odds of the last one, l_C - log Σ_(c<C) e^(l_c), whose sigmoid is its probability.
+state's normaliser. A model of several passes, like ds-mil, takes one more than it has, and its last pass is shown. Models that
+need their whole bag keep all its features. With several classes, `alone` is the log-odds of the last one,
+l_C - log Σ_(c<C) e^(l_c), whose sigmoid is its probability.
 If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
 one, so a Set Transformer after the pool reads one slot per element, and `alone` costs little more than φ. With gated attention
 a bag {x_j} is φ_j itself.
@@ -26,7 +27,7 @@ from setstream.errors import ConfigurationError, DataError
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.nn import PMA, SAB
-from setstream.pools import DSMIL, UMBC, GatedAttention, HierarchicalSSE, Parallel, Projected
+from setstream.pools import DSMIL, UMBC, GatedAttention, HierarchicalSSE, MultiPass, Parallel, Projected
 from setstream.pools.base import parameter_dtype
 from setstream.sets.layout import pack
 from setstream.sets.source import SetSource
@@ -146,8 +147,10 @@ def _alone(model: SetModel, bag: nn.Module) -> Weigh:
     return lambda features: torch.cat([_log_odds(head(pool(rows[:, None])), classes) for rows in features.split(SINGLES)])
 
 
-def _attentive(bag: nn.Module) -> UMBC | GatedAttention | DSMIL | None:
+def _attentive(bag: nn.Module) -> UMBC | GatedAttention | MultiPass | None:
     """The pool whose weights are the attention; None if there is none, or all weights are equal."""
+    if isinstance(bag, MultiPass) and not isinstance(bag, DSMIL):
+        return None if _attentive(bag.pool(bag.passes)) is None else bag
     first = bag.first if isinstance(bag, HierarchicalSSE) else bag
     if isinstance(first, UMBC) and first.activation.name.startswith("slot-") and not first.activation.normalise:
         return None  # the weights of each element sum to one over the slots
