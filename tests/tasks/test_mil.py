@@ -70,6 +70,24 @@ def test_every_model_learns_needles(name, two_stream, tmp_path):
     assert result.metrics["auroc"] > 0.8, result.metrics
 
 
+def rare(count=60, size=300, seed=0):
+    """Bags of standard normal instances; in positive ones, one in a hundred is shifted in the same direction."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(64, generator=generator)
+    labels = torch.arange(count) % 2
+    bags = torch.randn(count, size, 64, generator=generator)
+    bags[1::2, : size // 100] += 6 * direction / direction.norm()
+    return Bags(list(bags), labels)
+
+
+def test_the_defaults_learn_rare_instances(tmp_path):
+    """After epochs without progress. With layer norms and dropout 0.5 in the head, or less patience, it stays at chance."""
+    task_options = {"count": 4, "validation": 0.2}
+    config = Mil.config("umbc+set-transformer", task_options, model_options={"widths": [32], "num_slots": 8}, tensorboard=False)
+    result = Trainer(Mil(bags=rare(), **task_options), config, tmp_path, shown=False).run()
+    assert result.metrics["auroc"] > 0.95, result.metrics
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "transmil"])
 def test_models_are_consistent_in_both_streams(name):
     torch.manual_seed(0)

@@ -183,15 +183,19 @@ def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, outputs: int
     return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise), _two_layers(width, outputs)
 
 
-def umbc_set_transformer(width: int, passes: int = 1, outputs: int = 1, **options: Any) -> Parts:
+def umbc_set_transformer(
+    width: int, passes: int = 1, outputs: int = 1, layer_norm: bool = False, head_dropout: float = 0.25, **options: Any
+) -> Parts:
     """UMBC, then SAB and PMA with dropout on the slots. With `passes`, a SAB makes the slots of each pass but the first."""
+    # At first the attention is even, and the slots of all bags are nearly the same. Layer norms in the blocks enlarge these
+    # slots, and with them each step of the head: too noisy for the attention to find rare instances. Dropout delays it, too.
     check_passes(passes)
     options = UMBC_OPTIONS | options
     first = UMBC(width, **options)
     later = [UMBC(width, first.num_slots, first.out_dim, first.out_dim, HEADS, slots="given") for _ in range(1, passes)]
-    between = [SAB(first.out_dim, HEADS, layer_norm=True) for _ in later]
+    between = [SAB(first.out_dim, HEADS, layer_norm=layer_norm) for _ in later]
     pool = MultiPass([first, *later], between) if later else first
-    return pool, set_transformer_head(first.out_dim, HEADS, outputs=outputs)
+    return pool, set_transformer_head(first.out_dim, HEADS, head_dropout, outputs, layer_norm)
 
 
 def umbc_diff_em(width: int, outputs: int = 1, **options: Any) -> Parts:
