@@ -76,13 +76,12 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
     elements = {name: nothing.new_empty(len(source)) for name in rules if name in needed}
     weights = nothing.new_empty(0 if gated is None else gated.branches, len(source))  # first as logits
     attends = attentive is not None and bool(needed & {"attention", *branches})
+    logits_of_bag = "logits" if bag is pool else "bag/logits"
 
     def collect(features: Tensor, start: int) -> None:
         place = slice(start, start + len(features))
         for name, values in elements.items():
             values[place] = rules[name](features)
-        if gated is not None and attends:
-            weights[:, place] = gated.logits(features[None])[0]
 
     def chunks() -> Iterator[tuple[int, Tensor, Tensor]]:
         start = 0
@@ -98,7 +97,11 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
                 state = encoder.next_pass(state) if number else state
                 context = pool.prepare(state)
                 for start, chunk, features in chunks():
+                    if gated is not None and attends:  # once for the state and the scores
+                        context[logits_of_bag] = gated.logits(features[None])
+                        weights[:, start : start + len(features)] = context[logits_of_bag][0]
                     state = state + encoder.absorb(state, context, pack(chunk[None]), features)
+                    context.pop(logits_of_bag, None)
                     if number == 0:
                         collect(features, start)
             logits = model.finalize(state)
