@@ -18,6 +18,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -109,7 +110,7 @@ def start(states: str, model: str, port_file: Path) -> subprocess.Popen[str]:
     line = server.stdout.readline() if server.stdout else ""
     if "127.0.0.1:" not in line:
         raise SystemExit("the server did not start")
-    port_file.write_text(line.split("127.0.0.1:")[1].split()[0])
+    port_file.write_text(re.split(r"\D", line.split("127.0.0.1:")[1], maxsplit=1)[0])
     return server
 
 

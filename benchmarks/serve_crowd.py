@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import re
 import subprocess
 import sys
 import tempfile
@@ -140,7 +141,7 @@ def main() -> None:
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             assert server.stdout is not None
-            port = int(server.stdout.readline().split("127.0.0.1:")[1].split()[0])
+            port = int(re.split(r"\D", server.stdout.readline().split("127.0.0.1:")[1], maxsplit=1)[0])
             for crowd in (0, asked.crowd):
                 print(json.dumps(asyncio.run(measure(port, crowd, asked.seconds, log))), flush=True)
         finally:

@@ -124,6 +124,10 @@ class UMBC(Pool):
     def sums_only(self) -> bool:
         return True  # 0 · ∞ and ∞ - ∞ are NaN
 
+    @property
+    def cuts_blocks(self) -> bool:
+        return type(self).accumulate is UMBC.accumulate
+
     def configuration(self) -> dict[str, Any]:
         activation = self.activation
         return {

@@ -21,6 +21,9 @@ from setstream.pools.kernels.weighted_sums import block_shape, weighted_sums
 from setstream.states.accumulators import LogSums, accumulator_dtype
 
 
+FEW = 2**16  # numbers in the rows: for fewer, autograd's own derivative takes less time to start
+
+
 class Bars(NamedTuple):
     """Cotangents of a block: of its rows (b, n, E), or their norms (b, n); of queries (b, R, E); of the offset (b, H, K)."""
 
@@ -170,7 +173,7 @@ def shared_rows(
     mask: Tensor | None,
 ) -> LogSums:
     """`weighted_sums` of rows that are keys and values at once, with an explicit derivative where autograd records."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.numel() < FEW:
         return weighted_sums(queries, rows, None, offset, activation, slots, mask)
     sums = SharedRows.apply(queries, rows, offset, activation, slots, mask)
     return LogSums(**dict(zip(("numerator", "normaliser", "shift", "reach"), sums, strict=False)))
