@@ -20,7 +20,6 @@ from setstream.pools.activations import ACTIVATIONS, Activation
 from setstream.pools.kernels.weighted_sums import block_shape, weighted_sums
 from setstream.states.accumulators import LogSums, accumulator_dtype
 
-
 FEW = 2**16  # numbers in the rows: for fewer, autograd's own derivative takes less time to start
 
 
