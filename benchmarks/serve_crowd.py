@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import re
 import subprocess
 import sys
 import tempfile
@@ -141,7 +140,7 @@ def main() -> None:
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             assert server.stdout is not None
-            port = int(re.split(r"\D", server.stdout.readline().split("127.0.0.1:")[1], maxsplit=1)[0])
+            port = int(server.stdout.readline().split("127.0.0.1:")[1].partition(",")[0])
             for crowd in (0, asked.crowd):
                 print(json.dumps(asyncio.run(measure(port, crowd, asked.seconds, log))), flush=True)
         finally:

@@ -1,6 +1,7 @@
 """Multiple instance learning: bags, folds, metrics, models, the two streams."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import setstream as ss
 from setstream import testing
 from setstream.cli.crossval import summarise
 from setstream.errors import ConfigurationError, ConsistencyError, DataError
+from setstream.tasks.clustering import models as clustering
+from setstream.tasks.completion import models as completion
 from setstream.tasks.mil import Bags, Mil, classic, folds, read_bags
 from setstream.tasks.mil.metrics import auroc, best_threshold, f1, intervals, summary
 from setstream.tasks.mil.models import MODELS
@@ -37,6 +40,18 @@ def test_slots_of_a_second_pass_are_consistent_and_have_exact_gradients():
     bag = torch.randn(1, 40, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     testing.check_mini_batch_consistency(model.encoder, bag)
     testing.check_exact_gradient(model.encoder, bag, chunk_size=7)
+
+
+def test_numbers_of_passes_that_cannot_be():
+    for build in (
+        partial(MODELS["umbc+set-transformer"], in_dim=6),
+        clustering.MODELS["umbc+passes"],
+        completion.MODELS["umbc+anchors"],
+    ):
+        with pytest.raises(ConfigurationError, match="how often a set is read, at least 1; got 0"):
+            build(passes=0)
+    with pytest.raises(ConfigurationError, match="reads it 3 times. Leave two_stream out: .*with passes=1"):
+        MODELS["umbc+set-transformer"](in_dim=6, passes=3, two_stream=True)
 
 
 @pytest.mark.parametrize("name", MODELS)
