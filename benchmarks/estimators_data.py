@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -44,9 +46,18 @@ class Sets(NamedTuple):
 Made = tuple[list[np.ndarray], np.ndarray]
 
 
+def file_of(name: str) -> Path:
+    return cache_folder() / FOLDER / f"{name}.npz"
+
+
+def stored_bytes(name: str) -> float:
+    """The size of a data set; one that is not converted yet is the largest."""
+    return file_of(name).stat().st_size if file_of(name).is_file() else math.inf
+
+
 def load(name: str) -> Sets:
     """One data set, from the cache if it was converted before."""
-    path = cache_folder() / FOLDER / f"{name}.npz"
+    path = file_of(name)
     if not path.is_file():
         sets, y = MAKERS[name]()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,9 +65,9 @@ def load(name: str) -> Sets:
         temporary = path.with_suffix(".tmp.npz")
         np.savez(temporary, rows=np.concatenate(sets).astype(np.float32), lengths=lengths, y=y)
         temporary.replace(path)
-    with np.load(path) as stored:
-        ends = np.cumsum(stored["lengths"])[:-1]
-        return Sets(name, np.split(stored["rows"], ends), stored["y"], name in ("covid", "cardano", "jet-energy"))
+    with np.load(path) as arrays:
+        ends = np.cumsum(arrays["lengths"])[:-1]
+        return Sets(name, np.split(arrays["rows"], ends), arrays["y"], name in ("covid", "cardano", "jet-energy"))
 
 
 # -- bags -----------------------------------------------------------------------------------------------------------------
@@ -228,23 +239,34 @@ PROPERTIES = np.array([
 MOTIF, PLACE, SEEN = "WRDKE", 4, slice(3, 13)
 
 
-def repertoires(model: str, count: int, size: int, one_in: int) -> Made:
-    """Sets of sequences; in every other set, one in `one_in` carries the motif. An element: four numbers for ten places."""
+def receptors(model: str, count: int) -> Iterator[str]:
+    """Sequences of the generator that have all places of SEEN."""
     draw = cdr3_generator(model)
+    while count:
+        sequence = draw()
+        if len(sequence) >= SEEN.stop:
+            yield sequence
+            count -= 1
+
+
+def with_motif(sequence: str) -> str:
+    return sequence[:PLACE] + MOTIF + sequence[PLACE + len(MOTIF) :]
+
+
+def numbers_of(sequences: list[str]) -> np.ndarray:
+    """Four numbers for each of the ten places of SEEN: (N, 40)."""
     number = {letter: place for place, letter in enumerate(AMINO)}
     values = (PROPERTIES - PROPERTIES.mean(0)) / PROPERTIES.std(0)
-    sets, labels = [], np.arange(count) % 2
-    for label in labels:
-        sequences: list[str] = []
-        while len(sequences) < size:
-            sequence = draw()
-            if len(sequence) >= SEEN.stop:
-                sequences.append(sequence)
-        for place in range(size // one_in if label else 0):
-            old = sequences[place]
-            sequences[place] = old[:PLACE] + MOTIF + old[PLACE + len(MOTIF) :]
-        sets.append(np.stack([values[[number[letter] for letter in one[SEEN]]].ravel() for one in sequences]))
-    return sets, labels
+    letters = np.array([[number[letter] for letter in one[SEEN]] for one in sequences])
+    return values[letters].reshape(len(sequences), -1)
+
+
+def repertoires(model: str, count: int, size: int, one_in: int) -> Made:
+    """Sets of sequences; in every other set, one in `one_in` carries the motif."""
+    drawn, labels = receptors(model, count * size), np.arange(count) % 2
+    some = [[next(drawn) for _ in range(size)] for _ in labels]
+    wanted = [size // one_in if label else 0 for label in labels]
+    return [numbers_of([*map(with_motif, one[:n]), *one[n:]]) for one, n in zip(some, wanted, strict=True)], labels
 
 
 MAKERS: dict[str, Callable[[], Made]] = {

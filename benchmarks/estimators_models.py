@@ -5,8 +5,8 @@ logistic, boosting      mean, deviation, minimum, maximum and size of each set; 
                         penalty chosen by cross-validation; gradient boosting of histograms
 logistic-quantiles      the same on the quantiles 0, 5, 25, 50, 75, 95, 100 per cent of each feature, and the size
 boosting-quantiles
-deepsets, ab-mil        phi of widths 128, 64 as in setstream; a mean, or gated attention; a linear layer. Adam with the rate,
-                        batch and steps of one member of setstream; where there are 100 sets, a tenth chooses the weights
+deepsets, ab-mil        phi of widths 128, 64 as in setstream; a mean, or gated attention; a linear layer. Adam, a cosine, and
+                        5 to 25 epochs in 150 steps and more; where there are 100 sets, a tenth chooses the weights
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from torch import Tensor, nn
 import setstream as ss
 from setstream.integrations.sklearn import SetClassifier, SetRegressor
 
+#: Version of the defaults of `setstream`: another number for each change that changes its answers. Lines of results carry it.
+DEFAULTS = 2
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 Array = np.ndarray
 
@@ -96,7 +98,8 @@ class PlainNetwork:
         self.phi = nn.Sequential(nn.Linear(rows.shape[1], 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
         self.attention, self.out = ss.nn.GatedAttention(64), nn.Linear(64, outputs)
         modules = nn.ModuleList([self.phi, self.attention, self.out])
-        plan, _ = SetClassifier(random_state=self.seed)._plan(sets)  # the batch, rate and steps of one member
+        batch = max(16, min(len(sets) // 8, 4096 * len(sets) // len(rows)))
+        steps = max(150, min(25, max(5, round(600_000 / len(rows)))) * math.ceil(len(sets) / batch))
         kept, held = np.arange(len(sets)), np.arange(0)
         if len(sets) >= 100:
             strata = None if self.regression or np.bincount(np.searchsorted(self.classes, y)).min() < 2 else y
@@ -106,17 +109,17 @@ class PlainNetwork:
                 random_state=self.seed,
                 stratify=strata,
             )
-        optimizer = torch.optim.Adam(modules.parameters(), plan.rate, weight_decay=1e-4)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.steps)
+        optimizer = torch.optim.Adam(modules.parameters(), 2e-3 * math.sqrt(min(128, batch) / 64), weight_decay=1e-4)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         random, best, lowest = np.random.default_rng(self.seed), None, math.inf
-        for step in range(plan.steps):
-            picked = random.choice(kept, min(plan.batch, len(kept)), replace=False)
+        for step in range(steps):
+            picked = random.choice(kept, min(batch, len(kept)), replace=False)
             loss = self._loss(self._outputs([sets[i] for i in picked]), target[picked])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
-            if len(held) and ((step + 1) % max(1, plan.steps // 25) == 0):
+            if len(held) and ((step + 1) % max(1, steps // 25) == 0):
                 with torch.no_grad():
                     test = float(self._loss(self._all([sets[i] for i in held]), target[held]))
                 if test < lowest:

@@ -1,9 +1,12 @@
-"""The evidence for docs/results/mil.md from the folds of a cross-validation: models by streams, and activations.
+"""The evidence for docs/results/mil.md and passes.md from the folds of a cross-validation: models by streams, activations, and
+what more passes over a bag change.
 
     python benchmarks/evidence.py mil runs/mil-released --out evidence.html
 
 Means over folds with 95 % intervals over folds, as `setstream crossval` has them. Rows without all folds are left out.
 """
+
+import statistics
 
 from setstream.cli.crossval import summarise
 from setstream.report.page import Page
@@ -13,12 +16,19 @@ METRICS = ("accuracy", "auroc")
 
 
 def described(run: FinishedRun) -> str:
-    """The model and its streams, or its activation."""
+    """The model with its streams, its passes and its activation."""
     options = run.config.model_options
-    streams = "one stream" if options.get("two_stream") is False else "two streams"
+    two = options.get("two_stream", run.config.model.endswith("-released"))
+    streams = ("two streams" if two else "one stream") + ("" if passes_of(run) == 1 else f", {passes_of(run)} passes")
     forms = {None: "", True: ", normalised", False: ", summed"}
     activation = f", {options['activation']}{forms[options.get('normalise')]}" if "activation" in options else ""
     return f"{run.config.model}, {streams}{activation}"
+
+
+def passes_of(run: FinishedRun) -> int:
+    """How often the run's model reads a bag."""
+    passes: int = run.config.model_options.get("passes", 1)
+    return passes
 
 
 def complete(runs: Group) -> dict[int, Group]:
@@ -45,8 +55,32 @@ def rows_of(runs: list[FinishedRun]) -> list[list[str]]:
     return [row for _, _, row in sorted(rows, key=lambda found: (order.index(found[0]), found[1]))]
 
 
+def differences(runs: list[FinishedRun]) -> list[list[str]]:
+    """For each data set, model and number of passes above one: the metrics minus those of one pass on the same folds."""
+    rows = []
+    for (data, model), group in group_by(runs, lambda run: (run.config.task_options["data"], run.config.model)).items():
+        by_passes = {
+            passes: {place(run): run for folds in complete(some).values() for run in folds}
+            for passes, some in sorted(group_by(group, passes_of).items())
+        }
+        for passes, several in by_passes.items():
+            shared = sorted(several.keys() & by_passes.get(1, {}).keys())
+            if passes > 1 and shared:
+                cells = []
+                for metric in METRICS:
+                    values = [several[fold].metrics[metric] - by_passes[1][fold].metrics[metric] for fold in shared]
+                    cells.append(f"{statistics.mean(values):+.3f} ± {statistics.stdev(values) / len(values) ** 0.5:.3f}")
+                rows.append([data, model, str(passes), str(len(shared)), *cells])
+    return rows
+
+
+def place(run: FinishedRun) -> tuple[int, int]:
+    """The repeat and the fold of a run."""
+    return run.config.task_options.get("repeat", 0), run.config.task_options["fold"]
+
+
 def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
-    """A table of models, and one of activations if some were tried."""
+    """A table of models, and one of activations and one of passes if some were tried."""
     tried = {run.config.model for run in runs if "activation" in run.config.model_options}
     main = [run for run in runs if "activation" not in run.config.model_options]
     two = [run for run in runs if run.config.model in tried and run.config.model_options.get("two_stream") is not False]
@@ -55,3 +89,7 @@ def add_evidence(page: Page, runs: list[FinishedRun]) -> None:
             page.section(title)
             columns = ["set", "model", "repeats", "steps", *METRICS]
             page.table(columns, rows, "Means over folds, 95 % intervals over folds.")
+    if rows := differences(main):
+        page.section("Passes")
+        note = "Several passes minus one, on the same folds; ± standard errors over the folds."
+        page.table(["set", "model", "passes", "folds", *METRICS], rows, note)

@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py --plot out/memory.png        sets of 10^3 to 10^7
     python benchmarks/memory.py --sizes 10000 10000000 --modes exact unbiased
+    python benchmarks/memory.py --sizes 200000 --modes exact two-passes --alternate 5     CPU time in one process, in turns
 
 One set of N elements of width 32 through a two-layer phi and UMBC with 16 slots. `exact` and `unbiased` read the set from a
 source that makes each chunk of 4,096 when it is asked for; `full`, `subset` and the Set Transformer (two ISABs, on the whole
@@ -16,10 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -83,9 +85,9 @@ class Kept:
         self.saved.now -= self.bytes
 
 
-def worker(mode: str, size: int, threads: int) -> None:
+def step_of(mode: str) -> Callable[[int], None]:
+    """A training step of a mode on one set of the given size."""
     torch.manual_seed(0)
-    torch.set_num_threads(threads)
     phi = nn.Sequential(nn.Linear(WIDTH, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU())
     pools = {
         "two-passes": lambda: ss.MultiPass(
@@ -111,6 +113,27 @@ def worker(mode: str, size: int, threads: int) -> None:
             z = ss.encode(encoder, ss.Chunks(Made(n)), gradient="exact" if mode in pools else mode)
         torch.stack([tensor.square().mean() for _, tensor in named_tensors(z)]).sum().backward()
 
+    return step
+
+
+def alternate(modes: list[str], size: int, turns: int) -> None:
+    """CPU seconds of a step of each mode, the modes in turns, on one thread; medians, and their ratio to the first mode."""
+    torch.set_num_threads(1)
+    steps, seconds = {mode: step_of(mode) for mode in modes}, {mode: [0.0] * turns for mode in modes}
+    for turn in range(-1, turns):  # the first one is not counted
+        for mode, step in steps.items():
+            start = time.process_time()
+            step(size)
+            seconds[mode][turn] = time.process_time() - start
+    first = statistics.median(seconds[modes[0]])
+    for mode, values in seconds.items():
+        middle = statistics.median(values)
+        print(f"| {mode} | {size:.0e} | {middle:.2f} CPU seconds | {middle / first:.2f} |", flush=True)
+
+
+def worker(mode: str, size: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    step = step_of(mode)
     step(CHUNK)  # libraries and thread pools, not the step, fill memory the first time
     before, start = peak_mib(), time.perf_counter()
     step(size)
@@ -128,11 +151,16 @@ def main() -> None:
     help_whole = "largest set for the modes that hold it whole (default 10^6: some gigabytes)"
     parser.add_argument("--largest-whole", type=int, default=10**6, help=help_whole)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--alternate", type=int, metavar="TURNS", help="compare the CPU time of the modes instead")
     parser.add_argument("--plot", type=Path, help="write a figure, too")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options.worker[0], *map(int, options.worker[1:]))
+        return
+    if options.alternate:
+        for size in options.sizes:
+            alternate(options.modes, size, options.alternate)
         return
     rows: dict[str, list[tuple[int, float, float]]] = {mode: [] for mode in options.modes}
     print("| mode | N | peak MiB | of which the step | saved by autograd, MiB | seconds |\n|---|---|---|---|---|---|")

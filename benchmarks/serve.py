@@ -5,6 +5,7 @@
     python benchmarks/serve.py --states postgresql://...    the states in PostgreSQL
     python benchmarks/serve.py --keys --tile 3600           each append with an Idempotency-Key, in a store with tiles
     python benchmarks/serve.py --lines 100                  events of 100 sets in one request, as NDJSON
+    python benchmarks/serve.py --compare                    CPU per append: plain, keys, tiles, NDJSON in turns, in one process
 
 Each client process keeps `--connections` requests on the way, each the next append of `--elements` elements to one of the
 1,000 sets, so every set is written to all the time. It notes what was answered, by set. Afterwards the count of every set is
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -109,7 +111,7 @@ def start(states: str, model: str, port_file: Path) -> subprocess.Popen[str]:
     line = server.stdout.readline() if server.stdout else ""
     if "127.0.0.1:" not in line:
         raise SystemExit("the server did not start")
-    port_file.write_text(line.split("127.0.0.1:")[1].split()[0])
+    port_file.write_text(line.split("127.0.0.1:")[1].partition(",")[0])
     return server
 
 
@@ -153,6 +155,72 @@ def facts_of(port: int) -> tuple[float, float]:
     return together, float(facts["process_cpu_seconds_total"])
 
 
+async def compare(model: str, rounds: int = 40, size: int = 128, elements: int = 10) -> None:
+    """CPU per append of four servers in this process, without connections: rounds of appends that arrive together, in turns."""
+    import setstream as ss
+    from setstream.serve import Options, create_app
+    from setstream.tasks.loading import open_model
+
+    rng = np.random.default_rng(0)
+    bodies = [json.dumps({"elements": rng.standard_normal((elements, 2)).round(4).tolist()}).encode() for _ in range(size)]
+
+    async def post(app: Any, path: str, body: bytes, key: str = "") -> None:
+        headers = [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/" + (b"x-ndjson" if path == "/events" else b"json")),
+        ]
+        headers += [(b"content-length", b"%d" % len(body))] + [(b"idempotency-key", key.encode())] * bool(key)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "scheme": "http",
+        }
+        status = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            status.append(message.get("status", 200))
+
+        address = {
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "scheme": "http",
+            "root_path": "",
+            "http_version": "1.1",
+        }
+        await app({**scope, **address, "headers": headers, "asgi": {"version": "3.0"}}, receive, send)
+        if set(status) != {200}:
+            raise SystemExit(f"answered {status}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        async with contextlib.AsyncExitStack() as running:
+            apps, spent = {}, dict[str, list[float]]()
+            for name in ("plain", "with a key", "with tiles of an hour", "NDJSON, 32 sets per request"):
+                store = ss.StateStore(f"{folder}/{name}.db", open_model(model), tile=3600 if "tiles" in name else None)
+                apps[name] = create_app(store, Options())
+                await running.enter_async_context(apps[name].api.router.lifespan_context(apps[name].api))
+            for turn in range(rounds):
+                for name, app in apps.items():
+                    if "NDJSON" in name:
+                        lines = [b'{"id": "set-%d", %s' % (place, body[1:]) for place, body in enumerate(bodies)]
+                        work = [post(app, "/events", b"\n".join(lines[start : start + 32])) for start in range(0, size, 32)]
+                    else:
+                        keys = [f'"{turn}-{place}"' if "key" in name else "" for place in range(size)]
+                        work = [post(app, f"/sets/set-{place}/elements", bodies[place], keys[place]) for place in range(size)]
+                    begin = time.process_time()
+                    await asyncio.gather(*work)
+                    spent.setdefault(name, []).append(1000 * (time.process_time() - begin) / size)
+    print("| appends | CPU per append, ms | compared with plain |\n|---|---|---|")
+    for name, times in spent.items():
+        middle = statistics.median(times)
+        print(f"| {name} | {middle:.3f} | {middle / statistics.median(spent['plain']):.2f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -166,12 +234,16 @@ def main() -> None:
     parser.add_argument("--keys", action="store_true", help="send each append with a key")
     parser.add_argument("--tile", type=float, help="make the store with tiles of so many seconds")
     parser.add_argument("--lines", type=int, default=0, help="sets per request of NDJSON; 0: one append per request")
+    parser.add_argument("--compare", action="store_true", help="CPU per append only, without connections")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         file, number = options.worker
         work = load(Path(file), int(number), options.sets, options.connections, options.elements, options.keys, options.lines)
         print(json.dumps(asyncio.run(work)))
+        return
+    if options.compare:
+        asyncio.run(compare(options.model))
         return
     with tempfile.TemporaryDirectory() as folder:
         states, port_file = options.states or f"{folder}/states.db", Path(folder) / "port"

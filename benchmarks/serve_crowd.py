@@ -140,7 +140,7 @@ def main() -> None:
             server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             assert server.stdout is not None
-            port = int(server.stdout.readline().split("127.0.0.1:")[1].split()[0])
+            port = int(server.stdout.readline().split("127.0.0.1:")[1].partition(",")[0])
             for crowd in (0, asked.crowd):
                 print(json.dumps(asyncio.run(measure(port, crowd, asked.seconds, log))), flush=True)
         finally:

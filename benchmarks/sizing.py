@@ -3,17 +3,19 @@
     python benchmarks/sizing.py                                 SQLite
     python benchmarks/sizing.py --postgres postgresql://...     and an empty PostgreSQL database
 
-Everything is measured in one process and one thread. CPU times are of this process. Rows per second are of the clock: other
-programs on the machine make them fewer.
+Everything is measured in one process and one thread. CPU times are of this process, and of PostgreSQL's on this machine. Rows
+per second of the clock are fewer if other programs run.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -70,30 +72,49 @@ def states(folder: str) -> None:
         print(f"| {pool} | {sizes[0]:,} | {sizes[1]:,} | {disk:,.0f} | {' | '.join(row)} |", flush=True)
 
 
+def cpu_of_postgres(store: ss.StateStore) -> float:
+    """CPU seconds of all processes of a PostgreSQL on this machine that still run."""
+    stats = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            stats[int(file.parent.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    server, _ = stats[store.rows.query("SELECT pg_backend_pid()")[0][0]]
+    return sum(ticks for parent, ticks in stats.values() if parent == server) / os.sysconf("SC_CLK_TCK")
+
+
 @torch.no_grad()
 def rows(place: str, count: int = 10_000) -> None:
     """Rows per second of a database, written in transactions of 500 and read one by one; and bytes per row."""
     with ss.StateStore(place, make(TYPICAL)) as store:
-        parts, times = list(store.encoder.update(None, torch.randn(500, 10, 8))), []
+        parts, rates = list(store.encoder.update(None, torch.randn(500, 10, 8))), list[str]()
         data = [(int(part.count), part.to_bytes()) for part in parts]
         names = [f"set-{n}" for n in random.Random(0).sample(range(count), count)]
-        for _ in range(2):  # new rows, then the same ones again
-            began = time.monotonic()
+        is_postgres = place.startswith("postgres")
+
+        def cpu() -> float:
+            return time.process_time() + (cpu_of_postgres(store) if is_postgres else 0.0)
+
+        def write() -> None:
             for start in range(0, count, 500):
                 with store.rows.transaction(names[start : start + 500]) as transaction:
                     transaction.write((name, *one) for name, one in zip(names[start : start + 500], data, strict=True))
-            times.append(count / (time.monotonic() - began))
-        began = time.monotonic()
-        for name in names[:1000]:
-            store.get_bytes(name)
-        reads = 1000 / (time.monotonic() - began)
-        if place.startswith("postgres"):
+
+        def read() -> None:
+            for name in names:
+                store.get_bytes(name)
+
+        for work in (write, write, read):  # new rows, then the same ones again
+            began, used = time.monotonic(), cpu()
+            work()
+            spent, seconds = cpu() - used, time.monotonic() - began
+            rates.append(f"{count / seconds:,.0f} | {1e6 * spent / count:,.0f}")
+        if is_postgres:
             size = store.rows.query(f"SELECT pg_total_relation_size('{store.rows.states}')")[0][0]
         else:
             size = Path(place).stat().st_size
-    kind = "PostgreSQL" if place.startswith("postgres") else "SQLite"
-    shown = f"{times[0]:,.0f} | {times[1]:,.0f} | {reads:,.0f} | {size / count:,.0f} | {len(data[0][1]):,}"
-    print(f"| {kind} | {shown} |", flush=True)
+    kind = "PostgreSQL" if is_postgres else "SQLite"
+    print(f"| {kind} | {' | '.join(rates)} | {size / count:,.0f} | {len(data[0][1]):,} |", flush=True)
 
 
 @torch.no_grad()
@@ -145,8 +166,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         states(folder)
-        print("\n| database | new rows per second | changed per second | read per second | bytes on disk | bytes of a state |")
-        print("|---|---|---|---|---|---|")
+        titles = ["database", "new rows per second", "CPU, µs", "changed per second", "CPU, µs", "read per second", "CPU, µs"]
+        print(f"\n| {' | '.join([*titles, 'bytes on disk', 'bytes of a state'])} |\n|---|---|---|---|---|---|---|---|---|")
         for place in filter(None, (f"{folder}/rows.db", options.postgres)):
             rows(place)
         queries(folder)

@@ -30,6 +30,17 @@ def test_rows_are_means_over_folds_of_complete_repeats(tmp_path):
     assert rows[1][4] == text
 
 
+def test_passes_are_compared_fold_by_fold(tmp_path):
+    runs = [fold(tmp_path, "musk1", number, score) for number, score in enumerate([0.5, 0.7, 0.9])]
+    runs += [fold(tmp_path, "musk1", number, score, passes=2) for number, score in enumerate([0.6, 0.8, 1.0])]
+    runs += [fold(tmp_path, "ucsb", number, 0.5, passes=2) for number in range(3)]  # not run with one pass
+    runs += [fold(tmp_path, "musk1", 0, 0.0, repeat=1, passes=2)]  # an incomplete repeat
+    assert evidence.differences(runs) == [["musk1", "ab-mil-released", "2", "3", "+0.100 ± 0.000", "+0.050 ± 0.000"]]
+    page = Page("evidence")
+    evidence.add_evidence(page, runs)
+    assert page.html().count("ab-mil-released, two streams, 2 passes<") == 2  # of musk1 and ucsb
+
+
 def test_activations_have_a_table_of_their_own(tmp_path):
     runs = [fold(tmp_path, "musk1", number, 0.5) for number in range(3)]
     runs += [fold(tmp_path, "musk1", number, 0.6, activation="slot-sigmoid", normalise=False) for number in range(3)]

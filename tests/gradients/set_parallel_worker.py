@@ -68,12 +68,13 @@ def set_parallel(rank, sets):
         "max": ss.DeepSets("max"),
         "parallel": ss.Parallel(a=ss.UMBC(8, 2), b=ss.DeepSets("min")),
         "passes": ss.MultiPass([ss.UMBC(8, 3, slots="gaussian"), ss.UMBC(8, 3, slots="given")], nn.Linear(8, 8)),
+        "ab-mil": ss.GatedAttention(8, hidden=4),
         "ds-mil": ss.DSMIL(8, num_classes=2, hidden=4),
     }
     for name, pool in pools.items():
         encoder = make(pool).train()
         torch.manual_seed(1)
-        width = {"mean": 8, "max": 8, "ds-mil": 4}.get(name, 24)
+        width = {"mean": 8, "max": 8, "ab-mil": 8, "ds-mil": 4}.get(name, 24)
         head = nn.Linear(width, 2)
         expected_z, expected = gradients(encoder, head, sets, gradient="full")
         if rank == 1 and name in ("gaussian", "passes"):

@@ -1,11 +1,13 @@
 """importance: unbiased, exact for the pool, and the same however the features are kept."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import setstream as ss
 from setstream import testing
+from setstream.gradients.importance import inclusion_probabilities, systematic_draw
 from setstream.testing.gradients import default_loss, parameter_gradients
 from tests.gradients.builders import SETS, check_unbiased, make
 
@@ -63,3 +65,19 @@ def test_randomness_that_no_class_name_tells_is_noticed(tmp_path):
             ss.encode(encoder, sets, gradient="importance")
     with pytest.raises(ss.errors.ConfigurationError, match="an existing folder"):
         ss.encode(encoder.eval(), torch.randn(1, 20, 3), gradient="importance", features="cach")
+
+
+def test_elements_are_drawn_with_their_probabilities_and_never_twice():
+    rng = np.random.default_rng(0)
+    counts = np.array([40, 3, 40, 1])
+    weights = rng.exponential(size=counts.sum()) ** 2
+    weights[7] = 0.0
+    probabilities = inclusion_probabilities(weights, counts, wanted=6)
+    assert np.add.reduceat(probabilities, counts.cumsum() - counts) == pytest.approx([6, 3, 6, 1])
+    generator, draws, hits = torch.Generator().manual_seed(0), 4000, np.zeros(len(weights))
+    for _ in range(draws):
+        chosen = systematic_draw(probabilities, counts, generator)
+        assert len(np.unique(chosen)) == len(chosen) == 16
+        hits[chosen] += 1
+    error = np.sqrt(probabilities * (1 - probabilities) / draws)
+    assert (np.abs(hits / draws - probabilities) <= 4.5 * error + 1e-9).all()

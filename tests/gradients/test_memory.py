@@ -1,7 +1,9 @@
-"""Constant memory, measured on a fresh process."""
+"""Constant memory, measured on fresh processes."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +45,26 @@ def test_a_stream_of_a_million_elements_keeps_memory_flat():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_stream_of_ten_million_elements_keeps_memory_flat():
     assert growth(10**7) < 1.05
+
+
+def peak_of_a_step(mode, size):
+    """MiB, from benchmarks/memory.py: the largest resident memory of a process that makes training steps on one set."""
+    script = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+    command = [sys.executable, str(script), "--worker", mode, str(size), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["peak"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("mode", ["two-passes", "ab-mil", "ds-mil"])
+def test_a_training_step_keeps_memory_flat(mode):
+    """`exact` on sets of 10^4 and 10^6 elements from a source; what a step keeps of 10^6 elements at once is a gigabyte."""
+    assert peak_of_a_step(mode, 10**6) < 1.15 * peak_of_a_step(mode, 10**4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("mode", ["ab-mil-whole", "ds-mil-whole"])
+def test_a_training_step_of_a_whole_bag_module_does_not(mode):
+    assert peak_of_a_step(mode, 10**5) > 1.5 * peak_of_a_step(mode, 10**4)

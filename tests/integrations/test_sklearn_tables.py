@@ -139,64 +139,83 @@ def raw(frame, table, number):
     return frame.transform(table)[number].tensor().float()
 
 
-def test_streamed_merged_saved_and_loaded_models_answer_alike(made, tmp_path):
+@pytest.fixture(scope="module", params=["predict_proba", "predict", "transform"])
+def answering(request, made):
+    """A fitted estimator of each kind, how it answers, and sets with missing values and unknown categories."""
     frame, table, model = made
-    sets = frame.transform(table | {"kind": np.where(table["kind"] == "usual", "new", table["kind"])})
-    wanted, x = model.predict_proba(sets[:5]), [one.tensor() for one in sets[:5]]
-    assert any(one.isnan()[:, 1].any() and one.isnan()[:, 2].any() for one in x)
-    model.model_.save_pretrained(tmp_path)
+    sets = frame.transform(table)
+    numbers = 100.0 + np.array([float(len(one)) for one in sets])
+    quick = SMALL | {"min_steps": 20}
+    kinds = {
+        "predict_proba": lambda: model,
+        "predict": lambda: SetRegressor(**quick).fit(sets, numbers),
+        "transform": lambda: SetFeaturizer(**quick).fit(sets, frame.labels(table, "ill")),
+    }
+    asked = frame.transform(table | {"kind": np.where(table["kind"] == "usual", "new", table["kind"])})[:5]
+    assert any(one.tensor().isnan()[:, 1].any() and one.tensor().isnan()[:, 2].any() for one in asked)
+    estimator = kinds[request.param]()
+    return estimator, lambda given: np.reshape(getattr(estimator, request.param)(given), (len(given), -1)), asked
+
+
+def test_streamed_merged_saved_and_loaded_models_answer_alike(answering, tmp_path):
+    estimator, answer, sets = answering
+    wanted, x = answer(sets), [one.tensor() for one in sets]
+    estimator.save_pretrained(tmp_path)
     again = ss.SetModel.from_pretrained(tmp_path)
     assert again.options["columns"]["names"] == ["day", "dose", "kind", "word"]
-    for one, answer in zip(x, wanted, strict=True):
+    for one, expected in zip(x, wanted, strict=True):
         first, second = again.stream(), again.stream()
         for element in one[:2]:
             first.update(element[None, None])
         second.update(one[None, 2:])
         first.merge(ss.State.from_bytes(second.state.to_bytes()))
-        np.testing.assert_allclose(first.predict()[0].detach(), answer, atol=1e-5)
+        np.testing.assert_allclose(first.predict()[0].detach(), expected, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
-        np.testing.assert_allclose(again(x), wanted, atol=1e-5)
-    large = clone(model).set_params(chunk_size=3, min_steps=2).fit(sets, frame.labels(table, "ill"))  # chunk by chunk
-    np.testing.assert_allclose(large.predict_proba(sets), large.set_params(chunk_size=1024).predict_proba(sets), atol=1e-5)
+        np.testing.assert_allclose(again(x), wanted, rtol=1e-5, atol=1e-5)
+    estimator.set_params(chunk_size=3)
+    np.testing.assert_allclose(answer(sets), wanted, rtol=1e-5, atol=1e-5)  # chunk by chunk
+    estimator.set_params(chunk_size=4096)
 
 
-def test_served_models_answer_alike(made, tmp_path):
+def test_served_models_answer_alike(answering, tmp_path):
     testing = pytest.importorskip("fastapi.testclient")
     from setstream.serve import Options, create_app
 
-    frame, table, model = made
-    sets = frame.transform(table)
+    estimator, answer, sets = answering
+    model = ss.SetModel.from_pretrained(estimator.save_pretrained(tmp_path / "model"))
     one = next(one for one in sets if one.tensor().isnan().any())
-    app = create_app(ss.StateStore(tmp_path / "states.db", model.model_), Options())
+    app = create_app(ss.StateStore(tmp_path / "states.db", model), Options())
+    names = ["no", "yes"] if isinstance(estimator, SetClassifier) else None
     with testing.TestClient(app, "http://localhost") as client:
         rows = [[None if number != number else number for number in row] for row in one.tensor().tolist()]
-        for row in rows:  # null is a missing value
+        for row in rows[:-1]:  # null is a missing value
             assert client.post("/sets/a/elements", json={"elements": [row]}).status_code == 200
-        answer = client.get("/sets/a/prediction").json()
-        np.testing.assert_allclose(answer["prediction"], model.predict_proba([one])[0], atol=1e-5)
-        assert answer["classes"] == ["no", "yes"]
         with client.websocket_connect("ws://localhost/sets/a/live") as socket:
-            assert socket.receive_json() == answer
+            assert socket.receive_json()["classes"] == names
+            client.post("/sets/a/elements", json={"elements": rows[-1:]})
+            found = socket.receive_json()
+        assert client.get("/sets/a/prediction").json() == found
+        assert client.post("/predictions", json={"ids": ["a"]}).json() == {"predictions": [found]}
+        np.testing.assert_allclose(found["prediction"], answer([one])[0], rtol=1e-5, atol=1e-5)
+        assert found["classes"] == names
         spoilt = '{"elements": [[Infinity, 1, 0, 0]]}'
         headers = {"content-type": "application/json"}
         assert client.post("/sets/a/elements", content=spoilt, headers=headers).status_code == 422
 
 
 @pytest.mark.slow
-def test_exported_models_answer_alike(made, tmp_path):
+def test_exported_models_answer_alike(answering, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     from setstream.integrations import onnx
 
-    frame, table, model = made
-    sets = frame.transform(table)
-    model = clone(model).set_params(members=1, min_steps=2).fit(sets, frame.labels(table, "ill"))
-    onnx.export(model.model_, tmp_path, torch.zeros(1, 4))
+    estimator, answer, sets = answering
+    onnx.export(estimator.model_, tmp_path, torch.zeros(1, 4))
     one = next(one for one in sets if one.tensor().isnan().any())
     graphs = {name: onnxruntime.InferenceSession(tmp_path / f"{name}.onnx") for name in ("update", "predict")}
     state = dict(np.load(tmp_path / "empty.npz"))
     for part in np.array_split(one.tensor().float().numpy(), 2):
         state = dict(zip(state, graphs["update"].run(None, state | {"chunk": part[None]}), strict=True))
-    np.testing.assert_allclose(graphs["predict"].run(None, state)[0], model.predict_proba([one]), atol=1e-4)
+    np.testing.assert_allclose(graphs["predict"].run(None, state)[0], answer([one]), rtol=1e-4, atol=1e-4)
 
 
 def test_other_models_and_infinity_are_refused_as_before(made):

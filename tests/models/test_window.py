@@ -156,6 +156,23 @@ def test_at_most_three_merges_per_tile_with_a_state_per_tile(merges, length):
     print(f"{length} tiles: {merges[0] / tiles:.2f} merges per tile")
 
 
+class Unlisted(dict):
+    """Tiles that are not gone through."""
+
+    def __iter__(self):
+        raise AssertionError("an update went through all tiles")
+
+
+def test_an_update_costs_the_same_for_any_length():
+    window = small().window(span=50, tile=1)
+    for number in range(120):
+        window.update(torch.randn(1, 1, ELEMENT), time=number)
+        window._tiles = Unlisted(window._tiles.items())
+    assert sorted(window._tiles.keys()) == list(range(70, 120))
+    window.update(torch.randn(1, 1, ELEMENT), time=80)
+    assert len(window._tiles) == 50
+
+
 @pytest.mark.parametrize("length", [16, 1024])
 def test_late_elements_cost_a_logarithm(merges, length):
     window = small().window(span=length, tile=1)

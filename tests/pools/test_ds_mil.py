@@ -217,5 +217,6 @@ def test_what_cannot_be_built():
         ss.Parallel(bag=ss.DSMIL(6))
     with pytest.raises(ConfigurationError, match="DSMIL needs 2 passes"):
         ss.Projected(nn.Linear(3, 6), ss.DSMIL(6))
-    with pytest.raises(ConfigurationError, match="needs 2 passes"):
-        MODELS["ds-mil"](in_dim=6, two_stream=True)
+    for options in ({"in_dim": 6}, {"in_dim": 6, "outputs": 3}):
+        with pytest.raises(ConfigurationError, match="reads it 2 times. Leave two_stream out: ds-mil has streams of its own"):
+            MODELS["ds-mil"](two_stream=True, **options)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import setstream as ss
+from setstream import testing
 from setstream.errors import ConfigurationError, ConsistencyError, MismatchError, ShapeError
 from setstream.gradients.encode import MODES
 from setstream.gradients.importance import FLOOR
@@ -15,6 +16,7 @@ from setstream.sets.partition import InMemory
 from setstream.states.state import State
 from setstream.testing.gradients import default_loss, parameter_gradients
 from tests.gradients.builders import check_unbiased
+from tests.laws.strategies import pad
 
 
 def make(passes=2, activation="slot-softmax", slots="learned", residual=False, **options):
@@ -63,11 +65,12 @@ def test_exact_is_full(passes, activation):
             torch.testing.assert_close(gradient, expected[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
+@pytest.mark.parametrize("passes", [2, 3])
 @pytest.mark.parametrize("gradient", ["unbiased", "importance"])
-def test_sampled_gradients_are_unbiased(gradient):
+def test_sampled_gradients_are_unbiased(gradient, passes):
     """4,000 draws."""
     sets = [torch.randn(24, 3), torch.randn(9, 3)]
-    check_unbiased(make(), sets, chunk_size=4, gradient=gradient)
+    check_unbiased(make(passes), sets, chunk_size=4, gradient=gradient)
 
 
 class OneDraw(InMemory):
@@ -159,11 +162,37 @@ def test_attention_of_each_pass():
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 3))
 
 
-def test_sources_are_read_once_per_pass(tmp_path):
-    encoder = make().eval()
-    sets = [torch.randn(size, 3) for size in (40, 7)]
-    sources = [ss.data.ArraySource(x) for x in sets]
-    torch.testing.assert_close(ss.encode(encoder, sources, chunk_size=6, gradient="exact"), encoder(sets))
+class Counted(ss.data.ArraySource):
+    """A source that counts how often its end is read. (The first chunk is looked at once more, for its shape.)"""
+
+    times = 0
+
+    def read(self, start, stop):
+        self.times += stop == len(self)
+        return super().read(start, stop)
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_sources_are_read_once_per_pass(passes):
+    encoder = make(passes).eval()
+    sets = [torch.randn(size, 3) for size in (40, 31)]
+    sources = [Counted(x) for x in sets]
+    with torch.no_grad():
+        z = ss.encode(encoder, sources, chunk_size=6, gradient="exact")
+    torch.testing.assert_close(z, encoder(sets).detach())
+    assert [source.times for source in sources] == [passes, passes]
+
+
+@pytest.mark.parametrize("gradient", [name for name in MODES if name != "subset"])
+def test_every_mode_and_layout_has_the_value_of_all_passes(gradient):
+    encoder = make(3).double().train()
+    sets = [torch.randn(size, 3, dtype=torch.float64) for size in (13, 0, 5)]
+    x, mask = pad(sets)
+    packed = torch.cat(sets), torch.tensor([0, 13, 13, 18])
+    expected = encoder(sets)
+    for layout, rest in ((sets, None), (packed, None), (x, mask), ([ss.data.ArraySource(one) for one in sets], None)):
+        z = ss.encode(encoder, layout, rest, chunk_size=4, gradient=gradient)
+        torch.testing.assert_close(z, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_it_is_saved_with_its_model(tmp_path):
@@ -186,6 +215,17 @@ def test_slot_attention():
     torch.testing.assert_close(pool(x), slots)
     encoder = ss.SetEncoder(nn.Identity(), pool).eval()
     torch.testing.assert_close(encoder.finalize(read(encoder, x.split(4, 1))), slots, rtol=1e-4, atol=1e-5)
+
+
+def test_the_laws_hold_where_the_passes_share_their_pool():
+    """The random encoders of tests/laws have a pool for each pass."""
+    encoder = ss.SetEncoder(nn.Linear(3, 8), ss.SlotAttention(8, num_slots=4, passes=3)).eval()
+    sets = [torch.randn(size, 3) for size in (30, 0, 1, 17)]
+    testing.check_mini_batch_consistency(encoder, sets)
+    testing.check_permutation_invariance(encoder, sets)
+    testing.check_merge(encoder, sets)
+    testing.check_exact_gradient(encoder, sets, chunk_size=4)
+    testing.check_exact_gradient(encoder, sets, chunk_size=30, gradient="importance")
 
 
 def test_residual_slots():

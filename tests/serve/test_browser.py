@@ -77,13 +77,13 @@ def test_stream_a_set_and_read_the_numbers(visit):
     has_text(page, "#count", "64")
     has_text(page, "#play", "Stream")
     oracle = number(page, "oracle")
-    for name in ("umbc+passes", "umbc+set-transformer", "deepsets", "sse", "set-transformer"):
+    for name in ("umbc+em", "umbc+set-transformer", "deepsets", "sse", "set-transformer"):
         assert number(page, f"nll-{name}") > oracle - 1
     page.click("#compare")
     rows = page.locator("#ends tbody tr")
     playwright.expect(rows).to_have_count(5)
     cells = {row[0]: row[1:] for row in (rows.nth(i).locator("td").all_inner_texts() for i in range(5))}
-    for name in ("UMBC, three passes", "UMBC + Set Transformer"):
+    for name in ("UMBC + two steps of EM", "UMBC + Set Transformer"):
         assert float(cells[name][-1]) < 1e-3
     assert len(set(cells["UMBC + Set Transformer"][:-1])) == 1
     assert float(cells["Set Transformer on chunks"][-1]) > 0.1

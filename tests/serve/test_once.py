@@ -40,6 +40,7 @@ def test_a_repetition_gets_the_first_answer_and_says_so(client):
         assert client.post("/sets/a/merge", json={"from": "b"}, headers={"Idempotency-Key": '"m"'}).json()["count"] == 12
         headers = {"Idempotency-Key": '"s"', "Content-Type": "application/octet-stream"}
         assert client.post("/sets/a/state", content=state, headers=headers).json()["count"] == 17
+    assert client.put("/sets/a/state", content=state, headers=headers).status_code == 422  # to replace is another request
     assert client.get("/sets/a").json()["count"] == 17
     assert "setstream_elements_total 12.0" in client.get("/metrics").text
 
@@ -74,12 +75,13 @@ def test_a_key_in_progress_is_409(client):
     sender.start()
     while not app.state.service._in_progress:
         holding.wait(0.01)
-    second = post(client, "a", X[:2], '"k"')
+    second, other = post(client, "a", X[:2], '"k"'), post(client, "a", X[:1], '"k"')
     free.set()
     thread.join()
     sender.join()
-    assert (second.status_code, answers[0].json()["count"]) == (409, 2)
+    assert (second.status_code, other.status_code, answers[0].json()["count"]) == (409, 409, 2)
     assert "in progress" in second.json()["detail"]
+    assert post(client, "a", X[:1], '"k"').status_code == 422
     assert post(client, "a", X[:2], '"k"').headers["idempotency-replayed"] == "true"
 
 
@@ -213,8 +215,8 @@ def test_predictions_for_several_sets(tiled):
         assert answer.status_code in (400, 422)
 
 
-def test_the_server_drops_what_is_older_than_the_retention(tmp_path, monkeypatch):
-    monkeypatch.setattr("setstream.serve.service.EXPIRE", 0.05)
+def test_the_server_drops_what_is_older_than_the_retention(tmp_path):
+    """From its start on: one that is started anew each hour would otherwise drop nothing."""
     with ss.StateStore(tmp_path / "s.db", make(), tile=0.01) as store:
         store.update("old", torch.ones(1, 3), time=5)
     app = create_app(ss.StateStore(tmp_path / "s.db", make(), retention=1000.0), Options())
@@ -224,3 +226,5 @@ def test_the_server_drops_what_is_older_than_the_retention(tmp_path, monkeypatch
                 break
             threading.Event().wait(0.05)
         assert client.get("/sets/old").status_code == 404
+        late = post(client, "old", X[:1], params={"time": 5})
+        assert (late.status_code, "no longer kept" in late.json()["detail"]) == (422, True)

@@ -3,10 +3,15 @@
 import asyncio
 import json
 import logging
+import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -186,12 +191,15 @@ def test_a_real_websocket_sees_changes_and_lets_the_server_stop(tmp_path):
         (["nothing"], "not a run folder, a saved model or a shipped one"),
         (["tests.serve.conftest:pytest"], "must be an ss.SetModel"),
         (["tests.serve.conftest:make", "--token-file", "nowhere"], "cannot be read"),
+        (["umbc+passes", "--port", "0"], "reads its sets 3 times (ss.MultiPass), which is not possible for a store"),
+        (["tests.serve.conftest:make", "--port", "0", "--tile", "0"], "a tile is a positive number of seconds"),
     ],
 )
 def test_options_that_cannot_be(tmp_path, arguments, message):
     done = CliRunner().invoke(app, ["serve", *arguments, "--states", str(tmp_path / "s.db")])
     assert isinstance(done.exception, ConfigurationError)
     assert message in str(done.exception)
+    assert not list(tmp_path.iterdir())
 
 
 def test_states_of_another_model_are_not_taken(tmp_path):
@@ -227,3 +235,16 @@ def test_a_server_answers_at_its_own_address(tmp_path):
     with listening(tmp_path / "s.db", host="127.0.0.2") as (_, port):
         assert httpx.get(f"http://127.0.0.2:{port}/sets").json() == {"sets": [], "next": None}
         assert httpx.get(f"http://127.0.0.2:{port}/sets", headers={"Host": "evil.example"}).status_code == 421
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_routes_of_the_page_run_as_read(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/serve.md").read_text().partition("## Routes")[2]
+    files, lines = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL)[1] for kind in ("python", "sh"))
+    with Server(tmp_path / "s.db", "--tile", "3600", model="umbc+set-transformer") as server:
+        code = 'curl() { command curl -fsS "$@"; echo; }; ' + lines.replace("http://127.0.0.1:8000", server.url)
+        subprocess.run([sys.executable, "-c", files], cwd=tmp_path, check=True)
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        counts = {one["id"]: one["count"] for one in httpx.get(f"{server.url}/sets").json()["sets"]}
+    assert counts == {"a": 1, "b": 1000, "c": 2 * 2002, **{f"set-{n}": 10 for n in range(10)}}

@@ -14,6 +14,7 @@ from torch import nn
 import setstream as ss
 from setstream.errors import ConfigurationError, MismatchError, NonFiniteError, StoreError
 from setstream.stores.store import Change
+from tests._utils.test_memory import resident
 from tests.kills import kill_after
 
 
@@ -177,6 +178,18 @@ def test_a_store_that_is_open_during_a_fork_loses_nothing(tmp_path):
         os.write(gone, b".")
         os.waitpid(child, 0)
         assert store.count("a") == 7
+
+
+def test_reads_of_ever_different_sizes_take_no_memory(tmp_path):
+    """Each is a statement of its own, which SQLite prepares and the connection keeps for a while."""
+    with ss.StateStore(tmp_path / "s.db", make()) as store:
+        sizes = []
+        for count in range(2000, 2150):
+            ids = [f"customer-{number:050}" for number in range(count)]
+            with store.rows.transaction(ids) as transaction:
+                assert transaction.read(ids) == {}
+            sizes.append(resident())
+        assert max(sizes) < max(sizes[:30]) + 20
 
 
 def test_a_foreign_database_is_refused(tmp_path):

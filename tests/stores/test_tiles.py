@@ -238,6 +238,7 @@ def test_invalid_tiles_and_retentions_say_what_is_expected(tmp_path):
             ss.StateStore(tmp_path / "s.db", make(), tile=HOUR, retention=retention)
     with pytest.raises(ConfigurationError, match="positive number of seconds; got 0"):
         ss.StateStore(tmp_path / "s.db", make(), tile=HOUR, retention=0)
+    assert not list(tmp_path.iterdir())  # nothing is left behind
 
 
 def test_fill_replaces_a_set_and_its_tiles(store):

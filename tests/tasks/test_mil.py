@@ -1,6 +1,7 @@
 """Multiple instance learning: bags, folds, metrics, models, the two streams."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import setstream as ss
 from setstream import testing
 from setstream.cli.crossval import summarise
 from setstream.errors import ConfigurationError, ConsistencyError, DataError
+from setstream.tasks.clustering import models as clustering
+from setstream.tasks.completion import models as completion
 from setstream.tasks.mil import Bags, Mil, classic, folds, read_bags
 from setstream.tasks.mil.metrics import auroc, best_threshold, f1, intervals, summary
 from setstream.tasks.mil.models import MODELS
@@ -39,6 +42,18 @@ def test_slots_of_a_second_pass_are_consistent_and_have_exact_gradients():
     testing.check_exact_gradient(model.encoder, bag, chunk_size=7)
 
 
+def test_numbers_of_passes_that_cannot_be():
+    for build in (
+        partial(MODELS["umbc+set-transformer"], in_dim=6),
+        clustering.MODELS["umbc+passes"],
+        completion.MODELS["umbc+anchors"],
+    ):
+        with pytest.raises(ConfigurationError, match="how often a set is read, at least 1; got 0"):
+            build(passes=0)
+    with pytest.raises(ConfigurationError, match="reads it 3 times. Leave two_stream out: .*with passes=1"):
+        MODELS["umbc+set-transformer"](in_dim=6, passes=3, two_stream=True)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("two_stream", [False, True])
 def test_every_model_learns_needles(name, two_stream, tmp_path):
@@ -53,6 +68,24 @@ def test_every_model_learns_needles(name, two_stream, tmp_path):
     )
     result = Trainer(task, config, tmp_path, shown=False).run()
     assert result.metrics["auroc"] > 0.8, result.metrics
+
+
+def rare(count=60, size=300, seed=0):
+    """Bags of standard normal instances; in positive ones, one in a hundred is shifted in the same direction."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(64, generator=generator)
+    labels = torch.arange(count) % 2
+    bags = torch.randn(count, size, 64, generator=generator)
+    bags[1::2, : size // 100] += 6 * direction / direction.norm()
+    return Bags(list(bags), labels)
+
+
+def test_the_defaults_learn_rare_instances(tmp_path):
+    """After epochs without progress. With layer norms and dropout 0.5 in the head, or less patience, it stays at chance."""
+    task_options = {"count": 4, "validation": 0.2}
+    config = Mil.config("umbc+set-transformer", task_options, model_options={"widths": [32], "num_slots": 8}, tensorboard=False)
+    result = Trainer(Mil(bags=rare(), **task_options), config, tmp_path, shown=False).run()
+    assert result.metrics["auroc"] > 0.95, result.metrics
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "transmil"])

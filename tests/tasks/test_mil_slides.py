@@ -75,6 +75,23 @@ def test_scores_in_chunks_are_those_of_the_whole_bag(name, two_stream):
     assert found.probability == pytest.approx(float(found.logits.sigmoid().mean()))
 
 
+@pytest.mark.parametrize("passes", [2, 3])
+def test_the_attention_of_several_passes_is_that_of_the_last(passes):
+    torch.manual_seed(0)
+    model = MODELS["umbc+set-transformer"](in_dim=6, widths=[16], passes=passes).double().eval()
+    x = torch.randn(57, 6, dtype=torch.float64)
+    with torch.no_grad():
+        state = model.encoder.update(None, x[None])
+        for _ in range(1, passes):
+            state = model.encoder.update(model.encoder.next_pass(state), x[None])
+        expected = model.encoder.attention(x[None], state)[0].mean((0, 1))
+        for size in (1, 10, 57):
+            found = element_scores(model, ArraySource(x), chunk_size=size)
+            torch.testing.assert_close(found.logits, model([x])[0], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(found.elements["attention"], expected, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(found.elements["evidence"], found.elements["alone"].sigmoid() * expected)
+
+
 def test_of_several_classes_the_last_one_is_scored():
     """Its probability, by a softmax; an element's, as a bag of its own, is the sigmoid of its log-odds."""
     torch.manual_seed(0)
@@ -88,11 +105,15 @@ def test_of_several_classes_the_last_one_is_scored():
     torch.testing.assert_close(one.elements["attention-1"], found.elements["attention-1"])
 
 
-def test_gated_attention_reads_a_bag_once():
-    model, read = MODELS["clam-mb"](in_dim=6, widths=[8]), []
-    model.encoder.phi.register_forward_hook(lambda _, inputs, output: read.append(len(output)))
+@pytest.mark.parametrize("two_stream", [False, True])
+def test_gated_attention_reads_a_bag_once(two_stream):
+    """phi, and the attention network, which is most of the work after it."""
+    model, read = MODELS["clam-mb"](in_dim=6, widths=[8], two_stream=two_stream), []
+    pool = model.encoder.pool
+    for module in (model.encoder.phi, (pool.pools["bag"] if two_stream else pool).content):
+        module.register_forward_hook(lambda _, inputs, output: read.append(output[..., 0].numel()))
     element_scores(model, ArraySource(torch.randn(30, 6)), chunk_size=10)
-    assert read == [10, 10, 10]
+    assert read == [10] * 6
 
 
 def test_a_bag_without_elements_has_no_scores():

@@ -1,7 +1,12 @@
 """Kinds of labels: losses and metrics beside their definitions, invalid tables, training, prediction and report of each."""
 
 import csv
+import gc
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from setstream.tasks.mil.predictions import read_target
 from setstream.tasks.mil.targets import TARGETS, target_class, target_from
 from setstream.tasks.mil.targets.survival import Cox, cox_loss, discrete_loss
 from setstream.training import Encode, TrainConfig, Trainer
+from setstream.training.record import read_metrics
 from tests.cli.test_cli import call, code_of
 
 
@@ -125,6 +131,42 @@ def test_the_gradient_of_cox_over_64_patients_is_that_of_ordinary_autograd(name)
         gradients[kind] = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     for name, gradient in gradients["full"].items():
         torch.testing.assert_close(gradients["exact"][name], gradient, rtol=1e-9, atol=1e-12)
+
+
+def two_processes(*arguments):
+    """`setstream train mil ...` by two processes under torchrun."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "setstream.cli"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launch, *arguments], capture_output=True, text=True, timeout=400, env=environment)
+
+
+@pytest.mark.xdist_group("two processes")
+def test_cox_over_two_processes_needs_all_patients_in_both(cohort, tmp_path):
+    """With parts of every patient, two processes have the loss of one; with shares of the patients, Cox is an error."""
+    data = {"data": str(cohort / "features"), "labels": str(cohort / "labels.csv"), "kind": "cox", "patient": "case_id"}
+    config = Mil.config("ab-mil", data, steps=4, lr=1e-2, log_every=1, model_options={"widths": [8]}, tensorboard=False)
+    Trainer(Mil(**config.task_options), replace(config, parallel="set"), tmp_path / "one", shown=False).run()
+    arguments = ["train", "--config", str(tmp_path / "one" / "config.json"), "--out"]
+    done = two_processes(*arguments, str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name, "train")] for name in ("one", "two")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    done = two_processes(*arguments, str(tmp_path / "shares"), "--parallel", "data")
+    assert done.returncode
+    assert "use --parallel set" in " ".join(done.stderr.split())
+
+
+def test_the_memory_of_patients_that_wait_for_their_gradient_is_that_of_their_states():
+    """Nothing as large as a chunk is kept between the forward pass of a patient and the backward pass of the batch."""
+    torch.manual_seed(0)
+    values = torch.stack(survival(8), 1)
+    task = Mil(bags=Bags([ArraySource(torch.randn(3000, 50)) for _ in range(8)], values, Cox()), count=2)
+    model, encode = task.build("ab-mil", widths=[8]), Encode("exact", chunk_size=1000)
+    before = {id(object) for object in gc.get_objects() if issubclass(type(object), torch.Tensor)}
+    waiting = [encode(model.encoder, [bag]) for bag in task.train.bags]
+    kept = [object for object in gc.get_objects() if issubclass(type(object), torch.Tensor) and id(object) not in before]
+    assert len(waiting) == 4
+    assert max(tensor.untyped_storage().nbytes() for tensor in kept) < 1000 * 8 * 4
 
 
 # -- every kind from files --------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Helpers that every folder may use and that use none of them: atomic files, optional imports, import paths, prefetching."""
+"""Helpers for every folder, which use none: atomic files, optional imports, import paths, prefetching, freed memory."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from setstream._utils.import_path import find
+from setstream._utils.memory import release_freed
 from setstream._utils.optional import need
 from setstream.cli.command import File, Text, console, pop_opening
 from setstream.errors import ConfigurationError
@@ -53,8 +54,11 @@ def run_consume(
         consumer = Consumer(store, opened, fields=fields, batch=batch, dead_letters=dead_letters)
         if metrics_port is not None:
             publish(consumer, metrics_port)
-        reported = time.monotonic()
+        reported, released = time.monotonic(), 0
         while not stop.is_set() and consumer.step():
+            if consumer.messages - released >= batch:
+                release_freed()
+                released = consumer.messages
             if time.monotonic() - reported >= REPORT:
                 report(consumer)
                 reported = time.monotonic()

@@ -57,26 +57,6 @@ def generators(device: torch.device) -> list[torch.Generator]:
     return defaults
 
 
-def may_be_random(phi: nn.Module) -> bool:
-    """Whether phi has modules in training mode that could draw random numbers."""
-    return any(module.training and type(module) not in DETERMINISTIC for module in phi.modules())
-
-
-def draws_numbers(encoder: SetEncoder, elements: Tensor) -> bool:
-    """Whether phi draws random numbers: dropout in training mode does; other modules are tried on one element."""
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in encoder.phi.modules()):
-        return True
-    if not len(elements) or not may_be_random(encoder.phi):
-        return False
-    with torch.no_grad(), drawing:
-        before = [(generator, generator.get_state()) for generator in generators(elements.device)]
-        encoder.phi(encoder.cast(elements[:1]))
-        drew = [not torch.equal(generator.get_state(), state) for generator, state in before]
-        for generator, state in before:
-            generator.set_state(state)
-        return any(drew)
-
-
 class GradientSums:
     """Sums of gradients over blocks, in the accumulators' precision."""
 
@@ -194,9 +174,32 @@ class Pass:
         """What phi's modules determine, for all blocks."""
         return self.encoder.reader()
 
+    @cached_property
+    def may_be_random(self) -> bool:
+        """Whether phi has modules in training mode that could draw random numbers."""
+        modules = self.encoder.phi.modules() if self.reader.layers is None else ()
+        return any(module.training and type(module) not in DETERMINISTIC for module in modules)
+
+    def draws_numbers(self, elements: Tensor) -> bool:
+        """Whether phi draws random numbers: dropout in training mode does; other modules are tried on one element."""
+        if not self.may_be_random:
+            return False
+        phi = self.encoder.phi
+        if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0 for m in phi.modules()):
+            return True
+        if not len(elements):
+            return False
+        with torch.no_grad(), drawing:
+            before = [(generator, generator.get_state()) for generator in generators(elements.device)]
+            phi(self.encoder.cast(elements[:1]))
+            drew = [not torch.equal(generator.get_state(), state) for generator, state in before]
+            for generator, state in before:
+                generator.set_state(state)
+            return any(drew)
+
     def forward_size(self, sets: Batch) -> int:
         """How many elements a block without a graph may have: any number if the encoder cuts blocks itself."""
-        if self.encoder.pool.consistent and not may_be_random(self.encoder.phi):
+        if self.encoder.pool.consistent and not self.may_be_random:
             return sys.maxsize
         return max(self.options.chunk_size * len(sets), self.reader.block_size(sets.sample))
 
@@ -220,7 +223,7 @@ class Pass:
         """The state of all blocks of all ranks; `keep` gets the features of each, or they are `known`."""
         state, group = self.empty, self.options.group
         owners = {name: a.new_owners(-1) for name, a in state.accumulators.items() if a.owned_by_one_element}
-        together = keep is None and known is None and not may_be_random(self.encoder.phi)
+        together = keep is None and known is None and not self.may_be_random
         for index, block in enumerate(blocks):
             if self.options.one_chunk and any(map(min, state.count.tolist()[block.first :], block.lengths)):
                 raise self.encoder.pool.inconsistent()
@@ -315,7 +318,7 @@ class Pass:
     @contextmanager
     def _random_numbers_of(self, index: int) -> Iterator[None]:
         """Seed the generators for a block, and restore them: the caller's random numbers are not touched."""
-        if self.seed is None or not may_be_random(self.encoder.phi):
+        if not self.may_be_random or self.seed is None:
             yield
             return
         with drawing:

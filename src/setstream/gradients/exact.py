@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from setstream.gradients.base import Forward, Name, Pass, PoolGradient, draws_numbers, through_pools
+from setstream.gradients.base import Forward, Name, Pass, PoolGradient, through_pools
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.sets.layout import Packed
@@ -24,7 +24,7 @@ from setstream.states.accumulators import align
 def exact(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z, with the gradient of all blocks."""
     run = Pass(encoder, sets, options)
-    random = draws_numbers(encoder, sets.sample)
+    random = run.draws_numbers(sets.sample)
     first: Recomputation | None = None if random else run.first_pass()  # each pass has random numbers of its own
     if first is None:
         carriers: Carriers = AllBlocks(sets.blocks(min(options.chunk_size * len(sets), run.reader.block_size(sets.sample))))

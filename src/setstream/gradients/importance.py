@@ -17,6 +17,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from setstream.errors import ConfigurationError
-from setstream.gradients.base import Forward, Name, Pass, PoolGradient, drawing, draws_numbers, through_pools
+from setstream.gradients.base import Forward, Name, Pass, PoolGradient, drawing, through_pools
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
 from setstream.pools.base import Want
@@ -33,6 +34,7 @@ from setstream.pools.kernels.cheap_layers import CheapLayers
 from setstream.sets.layout import Packed
 
 FLOOR = 0.1
+Cut = tuple[int, list[int]]  # of a block: its first set, and how many elements of each it has
 
 
 class RecomputedFeatures:
@@ -101,12 +103,12 @@ def open_cache(features: str | Path, run: Pass) -> RecomputedFeatures:
 
 def importance(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z, with the exact gradient through the pool and a sampled one through phi."""
-    if draws_numbers(encoder, sets.sample):
+    run = Pass(encoder, sets, options)
+    if run.draws_numbers(sets.sample):
         raise ConfigurationError(
             "phi draws random numbers (a dropout in training mode), and 'importance' recomputes single elements, whose masks "
             "cannot be drawn again. Put dropout into the head, set phi.eval(), or use gradient='exact' or 'unbiased'."
         )
-    run = Pass(encoder, sets, options)
     first: ImportanceSampling | None = run.first_pass()
     if first is not None:
         cache, blocks = first.cache, first.blocks
@@ -162,6 +164,7 @@ class ImportanceSampling:
             want = "rows" if later or keeping else "norms"
         kept: dict[int, Tensor] = {}
         norms: list[Tensor] = []
+        cuts: list[Cut] = []
         for index, block in enumerate(self.blocks):
             features = self.cache.features(index, block)
             g = own.to_features(index, block, features, sums, want)
@@ -172,8 +175,9 @@ class ImportanceSampling:
             if keeping:
                 kept[index] = g
             norms.append(g if g.dim() == 1 else torch.linalg.vector_norm(g, dim=1))
+            cuts.append((block.first, block.lengths))
         own.add_context(sums)
-        drawn = self._draw(norms) if norms else {}
+        drawn = self._draw(norms, cuts) if norms else {}
         rows, weighted, positions, owner = [], [], [], []
         for index, block in enumerate(self.blocks if drawn else ()):
             if index not in drawn:
@@ -204,64 +208,80 @@ class ImportanceSampling:
                 to_elements[torch.cat(positions)[order.to(to_elements.device)]] += extra[0]
         return run.gradients(sums, to_elements)
 
-    def _draw(self, norms: list[Tensor]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    def _draw(self, norms: list[Tensor], cuts: list[Cut]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
         """For each block with drawn elements: their positions in it, 1/π of each, and its set."""
-        sets, options = len(self.run.empty), self.run.options
-        owner = np.concatenate(
-            [np.repeat(np.arange(block.first, block.first + len(block)), block.lengths) for block in self.blocks]
-        )
+        options = self.run.options
+        counts = np.zeros(len(self.run.empty), np.int64)
+        for first, lengths in cuts:
+            counts[first : first + len(lengths)] += lengths
+        if not counts.any():
+            return {}
         # In float64, which not every device has, and by NumPy, which starts its operations faster.
-        size = torch.cat(norms).cpu().double().numpy()
-        mean = np.bincount(owner, size, sets) / np.bincount(owner, minlength=sets).clip(1)
-        weights = np.where(size > 0, size + options.floor * mean[owner], 0.0)
-        probabilities = inclusion_probabilities(weights, owner, sets, options.grad_chunks * options.chunk_size)
+        size, by_set = torch.cat(norms).cpu().double().numpy(), None
+        if any(first + len(lengths) - 1 > after for (first, lengths), (after, _) in pairwise(cuts)):
+            owner = np.concatenate([np.arange(first, first + len(lengths)).repeat(lengths) for first, lengths in cuts])
+            by_set = owner.astype(np.min_scalar_type(len(counts))).argsort(kind="stable")  # 16 bits are sorted fastest
+            size = size[by_set]
+        sets = counts.nonzero()[0]
+        counts = counts[sets]
+        ends = counts.cumsum()
+        mean = np.add.reduceat(size, ends - counts) / counts
+        weights = np.where(size > 0, size + (options.floor * mean).repeat(counts), 0.0)
+        probabilities = inclusion_probabilities(weights, counts, options.grad_chunks * options.chunk_size)
         with drawing:
-            chosen = np.sort(systematic_draw(probabilities, owner, sets, options.generator))
+            chosen = systematic_draw(probabilities, counts, options.generator)
+        places = chosen if by_set is None else by_set[chosen]
+        order = places.argsort()
+        chosen, places = chosen[order], places[order]
+        inverse, owner = 1.0 / probabilities[chosen], sets[ends.searchsorted(chosen, "right")]
         drawn = {}
         start = 0
         for index, of_block in enumerate(norms):
-            low, high = np.searchsorted(chosen, [start, start + len(of_block)])
+            low, high = places.searchsorted([start, start + len(of_block)])
             if high > low:
-                here, device = chosen[low:high], of_block.device
-                inverse = torch.from_numpy(1.0 / probabilities[here]).float().to(device)
-                drawn[index] = torch.from_numpy(here - start).to(device), inverse, torch.from_numpy(owner[here])
+                here, device = slice(low, high), of_block.device
+                positions = torch.from_numpy(places[here] - start).to(device)
+                drawn[index] = positions, torch.from_numpy(inverse[here]).float().to(device), torch.from_numpy(owner[here])
             start += len(of_block)
         return drawn
 
 
-def inclusion_probabilities(weights: np.ndarray, owner: np.ndarray, sets: int, wanted: int) -> np.ndarray:
+def inclusion_probabilities(weights: np.ndarray, counts: np.ndarray, wanted: int) -> np.ndarray:
     """π = min(1, c w) with Σ π = wanted over each set, zero where w is; one where a set has no more than `wanted` positive w.
 
-    owner: the set that each element belongs to.
+    counts: how many elements each set has, at least one; the elements of a set are next to each other.
 
     >>> import numpy as np
-    >>> inclusion_probabilities(np.array([8.0, 1.0, 1.0, 0.0, 5.0]), np.array([0, 0, 0, 0, 1]), sets=2, wanted=2)
+    >>> inclusion_probabilities(np.array([8.0, 1.0, 1.0, 0.0, 5.0]), np.array([4, 1]), wanted=2)
     array([1. , 0.5, 0.5, 0. , 1. ])
     """
+    starts = counts.cumsum() - counts
     positive = weights > 0
-    certain = positive & (np.bincount(owner[positive], minlength=sets) <= wanted)[owner]
+    certain = positive & (np.add.reduceat(positive, starts, dtype=np.int64) <= wanted).repeat(counts)
     while True:  # each round fixes at least one more element at probability one
-        left = wanted - np.bincount(owner[certain], minlength=sets)
+        left = wanted - np.add.reduceat(certain, starts, dtype=np.int64)
         unsure = np.where(certain, 0.0, weights)
-        total = np.bincount(owner, unsure, sets)
-        probabilities = unsure * (left / np.where(total == 0, 1.0, total))[owner]
+        total = np.add.reduceat(unsure, starts)
+        probabilities = unsure * (left / np.where(total == 0, 1.0, total)).repeat(counts)
         over = probabilities >= 1.0
         if not over.any():
             return np.where(certain, 1.0, probabilities)
         certain |= over
 
 
-def systematic_draw(probabilities: np.ndarray, owner: np.ndarray, sets: int, generator: torch.Generator | None) -> np.ndarray:
-    """Positions drawn with exactly the given inclusion probabilities, each at most once; a draw of its own for each set."""
-    order = torch.randperm(len(probabilities), generator=generator).numpy()
-    # Set by set, in random order within each; integers of 16 bits are sorted fastest.
-    order = order[owner[order].astype(np.min_scalar_type(sets)).argsort(kind="stable")]
-    offset = torch.rand(sets, generator=generator, dtype=torch.float64).numpy()
+def systematic_draw(probabilities: np.ndarray, counts: np.ndarray, generator: torch.Generator | None) -> np.ndarray:
+    """Positions drawn with exactly the given inclusion probabilities, each at most once; a draw of its own for each set.
+
+    Sets of one size are read in the same random order: it has no part in what is drawn from one set given another.
+    """
+    orders = {count: torch.randperm(count, generator=generator).numpy() for count in dict.fromkeys(counts.tolist())}
+    offset = torch.rand(len(counts), generator=generator, dtype=torch.float64).numpy()
+    ends = counts.cumsum()
+    order = np.concatenate([orders[count] for count in counts.tolist()]) + (ends - counts).repeat(counts)
     steps = probabilities[order].cumsum()
-    counts = np.bincount(owner, minlength=sets)
-    starts = counts.cumsum() - counts
-    before = np.concatenate([[0.0], steps])[starts]  # what the sets before have taken
-    floors = np.floor(steps + np.repeat(offset - before, counts))
-    previous = np.roll(floors, 1)
-    previous[starts[counts > 0]] = 0.0
-    return order[floors > previous]
+    last = steps[ends - 1]
+    before = np.concatenate([[0.0], last[:-1]])  # what the sets before have taken
+    drawn = np.floor(last - before + offset).astype(np.int64)
+    number = np.arange(1, drawn.sum() + 1) - (drawn.cumsum() - drawn).repeat(drawn)  # 1, 2, ... in each set
+    marks = np.minimum((before - offset).repeat(drawn) + number, last.repeat(drawn))
+    return order[np.unique(steps.searchsorted(marks))]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from setstream.gradients.base import Pass, drawing, draws_numbers, graded_tensors
+from setstream.gradients.base import Pass, drawing, graded_tensors
 from setstream.gradients.exact import Recomputation
 from setstream.gradients.protocol import Batch, Options
 from setstream.models.encoder import SetEncoder
@@ -21,7 +21,7 @@ from setstream.states.accumulators import align
 def unbiased(encoder: SetEncoder, sets: Batch, options: Options) -> Any:
     """z of all elements, with the gradient of the drawn chunks."""
     run = Pass(encoder, sets, options)
-    apart = run.owned or draws_numbers(encoder, sets.sample)
+    apart = run.owned or run.draws_numbers(sets.sample)
     with drawing:
         size = run.forward_size(sets)
         blocks, carriers = sets.draw(options.grad_chunks, options.replacement, size, apart)

@@ -43,11 +43,12 @@ class Reader:
         self.fill: Callable[[Tensor], Tensor] | None = getattr(first_layer(phi), "fill_missing", None)
         #: The layers of a phi that is a chain of cheap ones.
         self.layers = CheapLayers.of(phi)
-        modules = [*phi.named_modules()]
-        self.batch_norms = {name: module for name, module in modules if isinstance(module, _BatchNorm)}
+        self.batch_norms: dict[str, _BatchNorm] = {}
         if self.layers is not None:
             self.widest = max(CheapLayers.width(self.layers), pool.width)
         else:
+            modules = [*phi.named_modules()]
+            self.batch_norms = {name: module for name, module in modules if isinstance(module, _BatchNorm)}
             widths = [module.out_features for _, module in modules if isinstance(module, nn.Linear)]
             widths += [module.embedding_dim for _, module in modules if isinstance(module, nn.Embedding)]
             self.widest = max(pool.width, *widths, 1)

@@ -31,7 +31,10 @@ from setstream.models.weights import building, load_model, save_weights
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMAT = 1
 #: Options whose default was another one in 0.1, by builder. What 0.1 wrote does not say which version wrote it.
-DEFAULTS_0_1: dict[str, dict[str, Any]] = {"setstream.tasks.mil.models:MODELS[sse]": {"normalise": False}}
+DEFAULTS_0_1: dict[str, dict[str, Any]] = {
+    "setstream.tasks.mil.models:MODELS[sse]": {"normalise": False},
+    "setstream.tasks.mil.models:MODELS[umbc+set-transformer]": {"layer_norm": True, "head_dropout": 0.5},
+}
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Builder = str | Callable[..., nn.Module]

@@ -240,10 +240,11 @@ class Window:
     def _add(self, parts: dict[int, State], head: int) -> None:
         """Move the newest tile to `head`, unless it is further already, and add parts to the tiles that are in the window."""
         self._totals.clear()
+        left = self._first(self._head)
         self._head = max(self._head, head)
         first = self._first(self._head)
-        for number in [number for number in self._tiles if number < first]:
-            del self._tiles[number]
+        for number in range(left, first) if first - left <= len(self._tiles) else [one for one in self._tiles if one < first]:
+            self._tiles.pop(number, None)
         for number, part in parts.items():
             if number >= first:
                 self._tiles[number] = self._tiles[number] + part if number in self._tiles else part

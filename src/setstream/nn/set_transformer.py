@@ -179,7 +179,9 @@ class SetTransformer(nn.Module):
         return self.out(z)
 
 
-def set_transformer_head(dim: int, heads: int = 4, dropout: float = 0.5, outputs: int = 1) -> nn.Sequential:
+def set_transformer_head(
+    dim: int, heads: int = 4, dropout: float = 0.5, outputs: int = 1, layer_norm: bool = True
+) -> nn.Sequential:
     """SAB, PMA with one seed and dropout before and after it, a linear layer: (B, N, dim) to (B, outputs)."""
-    pooled = (SAB(dim, heads, layer_norm=True), nn.Dropout(dropout), PMA(dim, heads, layer_norm=True))
+    pooled = (SAB(dim, heads, layer_norm=layer_norm), nn.Dropout(dropout), PMA(dim, heads, layer_norm=layer_norm))
     return nn.Sequential(*pooled, nn.Flatten(1), nn.Dropout(dropout), nn.Linear(dim, outputs))

@@ -107,6 +107,11 @@ class Pool(nn.Module):
         return False
 
     @property
+    def cuts_blocks(self) -> bool:
+        """Whether `accumulate` itself cuts the elements into blocks that fit a cache: it may get any number of them."""
+        return False
+
+    @property
     def has_pull_back(self) -> bool:
         """Whether the pool has an explicit derivative, `pull_back`."""
         return False

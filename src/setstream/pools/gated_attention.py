@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setstream.pools.base import Context
+from setstream.pools.kernels.block_sums import block_sums
 from setstream.pools.keyed_attention import KeyedAttention
+from setstream.states.accumulators import Accumulator
 from setstream.states.state import State
 
 
@@ -45,6 +48,15 @@ class GatedAttention(KeyedAttention):
 
     def queries(self, state: State) -> Tensor:
         return self.score.weight.unsqueeze(0)
+
+    def accumulate(self, context: Context, features: Tensor, mask: Tensor | None) -> dict[str, Accumulator]:
+        """A caller that has computed the `logits` of these features puts them into the context: they are most of the work."""
+        if (logits := context.get("logits")) is None:
+            return super().accumulate(context, features, mask)
+        with torch.autocast(features.device.type, enabled=False):
+            features, slots = features.to(logits.dtype), (len(features), 1, self.branches)
+            branch = torch.eye(self.branches, dtype=logits.dtype, device=logits.device).expand(len(features), -1, -1)
+            return {"pooled": block_sums(branch, logits, features, None, self.activation, slots, mask)}
 
     def logits(self, features: Tensor) -> Tensor:
         """The logits (B, branches, n) of features (B, n, in_dim): attention is their softmax over the set."""

@@ -77,8 +77,7 @@ class KeyedAttention(Pool):
             weights, shift, _ = log_weights(queries, keys, None, self.activation, (batch, 1, self.branches), mask)
         return typed(LogSums, state.accumulators["pooled"]).shares(weights, shift)
 
-    @staticmethod
-    def _common(context: Context, features: Tensor) -> tuple[Tensor, Tensor]:
+    def _common(self, context: Context, features: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and features in one floating-point type: the wider of the two, float32 at least."""
         dtype = torch.promote_types(context["queries"].dtype, features.dtype)
         return context["queries"].to(dtype), features.to(dtype)

@@ -148,6 +148,10 @@ class MultiPass(Pool):
         return all(self.pool(number).sums_only for number in range(1, self.passes + 1))
 
     @property
+    def cuts_blocks(self) -> bool:
+        return all(self.pool(number).cuts_blocks for number in range(1, self.passes + 1))
+
+    @property
     def has_pull_back(self) -> bool:
         return all(self.pool(number).has_pull_back for number in range(1, self.passes + 1))
 

@@ -49,6 +49,10 @@ class Parallel(Pool):
         return max(pool.width for _, pool in self._all())
 
     @property
+    def cuts_blocks(self) -> bool:
+        return all(pool.cuts_blocks for _, pool in self._all())
+
+    @property
     def sums_only(self) -> bool:
         return any(pool.sums_only for _, pool in self._all())
 

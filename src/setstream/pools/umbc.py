@@ -124,6 +124,10 @@ class UMBC(Pool):
     def sums_only(self) -> bool:
         return True  # 0 · ∞ and ∞ - ∞ are NaN
 
+    @property
+    def cuts_blocks(self) -> bool:
+        return type(self).accumulate is UMBC.accumulate
+
     def configuration(self) -> dict[str, Any]:
         activation = self.activation
         return {
@@ -158,8 +162,12 @@ class UMBC(Pool):
                 context["offset"] = (queries @ bias).squeeze(-1)  # (B, H, K)
             if self.folded:
                 keys = self._heads_of(self.key, queries.dtype)
-                # One set of queries needs no copies of the keys, and fewer operations.
-                folded = torch.bmm(queries[0], keys)[None] if queries.shape[0] == 1 else queries @ keys
+                # One set of queries takes fewer operations; several are multiplied together, without copies of the keys.
+                if queries.shape[0] == 1:
+                    folded = torch.bmm(queries[0], keys)[None]
+                else:
+                    by_head = torch.bmm(queries.transpose(0, 1).flatten(1, 2), keys)
+                    folded = by_head.unflatten(1, (-1, self.num_slots)).transpose(0, 1)
                 queries = folded.flatten(1, 2).unsqueeze(1)  # (B, 1, H K, in_dim)
             context["queries"] = queries
             return context

@@ -47,6 +47,10 @@ class Wrapper(Pool):
         return type(self).accumulate is Wrapper.accumulate and self.inner.sums_only
 
     @property
+    def cuts_blocks(self) -> bool:
+        return type(self).accumulate is Wrapper.accumulate and self.inner.cuts_blocks
+
+    @property
     def has_pull_back(self) -> bool:
         return type(self).accumulate is Wrapper.accumulate and self.inner.has_pull_back
 

@@ -27,7 +27,7 @@ from setstream.stores.store import Changed, StateStore
 SMALL = 2**14
 # Seconds after which a server counts the sets anew: others may share its store.
 RECOUNT = 10.0
-# Seconds, at least, between two runs of `StateStore.expire`: otherwise once per tile, and once per hour.
+# Seconds, at least, between two runs of `StateStore.expire`: at the start, then once per tile, and at least once per hour.
 EXPIRE = 60.0
 # Seconds within which the store must answer a health check.
 PULSE = 2.0
@@ -100,8 +100,8 @@ class Service:
         self._checking: asyncio.Future[Any] | None = None
         tile = 3600.0 if store.tiles is None else store.tiles.tiling.tile
         self._repeated = [
-            asyncio.create_task(self._repeat("recount", self.writer.recount, RECOUNT)),
-            asyncio.create_task(self._repeat("expire", store.expire, min(3600.0, max(EXPIRE, tile)))),
+            asyncio.create_task(self._repeat("recount", self.writer.recount, RECOUNT, RECOUNT)),
+            asyncio.create_task(self._repeat("expire", store.expire, 0.0, min(3600.0, max(EXPIRE, tile)))),
         ]
 
     async def close(self) -> None:
@@ -135,7 +135,8 @@ class Service:
     async def upload(self, id: str, body: bytes, replace: bool, key: str | None = None, time: float | None = None) -> Changed:
         """Add a state that was made elsewhere, or replace the set by it."""
         part = await self.run_in_reader(self.store.parse, body)
-        return await self.submit(Request(id, part, replace, self.tile(time)), key, "state", body, time)
+        kind = "replacement" if replace else "state"
+        return await self.submit(Request(id, part, replace, self.tile(time)), key, kind, body, time)
 
     async def submit(self, request: Request, key: str | None, kind: str, body: bytes, time: float | None = None) -> Changed:
         """Make a change; with a key, once: the contents are recognised by their kind, bytes and time."""
@@ -210,9 +211,8 @@ class Service:
             answer = Problem(detail=message_of(error))
         return answer.model_dump_json()
 
-    async def _repeat(self, name: str, work: Callable[[], Any], seconds: float) -> None:
-        """Do some work again and again, and at most a twentieth of the time: with a million sets it may take a second."""
-        pause = seconds
+    async def _repeat(self, name: str, work: Callable[[], Any], pause: float, seconds: float) -> None:
+        """Do some work after a pause and again and again, at most a twentieth of the time: a million sets may take a second."""
         while True:
             await asyncio.sleep(pause)
             began = clock.monotonic()

@@ -149,18 +149,19 @@ class Served:
         self.present: list[list[bool]] = []
 
     @cached_property
-    def _first(self) -> Packed:
+    def _known(self) -> tuple[int, Tensor]:
+        """The number of sets, and a copy of one element: a view would hold the first chunk until the backward pass."""
         first = next(iter(self.chunks), None)
         if first is None:
             raise ShapeError("the source of chunks is empty: at least one chunk is needed, to know how many sets there are")
-        return self._moved(first)
+        return len(first), self._moved(Packed(first.elements[:1].clone(), first.lengths)).elements
 
     def __len__(self) -> int:
-        return len(self._first)
+        return self._known[0]
 
     @property
     def sample(self) -> Tensor:
-        return self._first.elements[:1]
+        return self._known[1]
 
     def __iter__(self) -> Iterator[Packed]:
         for index, packed in enumerate(self.chunks):

@@ -147,6 +147,36 @@ def draw_counts(chunks: int, wanted: int, replacement: bool, generator: torch.Ge
     return Counter(torch.randint(chunks, (wanted,), generator=generator).tolist())
 
 
+def drawn_elements(
+    lengths: list[int], chunk_size: int, wanted: int, generator: torch.Generator | None
+) -> tuple[Piece, list[float]]:
+    """The elements of `wanted` random chunks of each set, and the factors: without an order of all elements."""
+    chunks = [-(-length // chunk_size) for length in lengths]
+    sizes = [length if wanted >= of_set else wanted * chunk_size for length, of_set in zip(lengths, chunks, strict=True)]
+    for index, (length, of_set) in enumerate(zip(lengths, chunks, strict=True)):
+        if wanted < of_set and length % chunk_size and wanted > int(torch.randint(of_set, (), generator=generator)):
+            sizes[index] -= chunk_size - length % chunk_size  # the last chunk, which is smaller, is among them
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, group in enumerate(zip(lengths, sizes, strict=True)):
+        groups.setdefault(group, []).append(index)
+    starts = torch.tensor([0, *accumulate(lengths)])
+    positions = [starts[:0]] * len(lengths)
+    for (length, size), sets in groups.items():
+        for index, of_set in zip(sets, distinct(len(sets), length, size, generator) + starts[sets, None], strict=True):
+            positions[index] = of_set
+    return Piece(torch.cat(positions), sizes), [max(of_set / wanted, 1.0) for of_set in chunks]
+
+
+def distinct(rows: int, below: int, wanted: int, generator: torch.Generator | None) -> Tensor:
+    """In each of some rows `wanted` different numbers below a bound, (rows, wanted): all choices are equally likely."""
+    if wanted**2 >= below:
+        return torch.stack([torch.randperm(below, generator=generator)[:wanted] for _ in range(rows)])
+    draw = torch.randint(below, (rows, wanted), generator=generator)
+    while bool((twice := (draw.sort(1).values.diff(dim=1) == 0).any(1)).any()):
+        draw[twice] = torch.randint(below, (int(twice.sum()), wanted), generator=generator)
+    return draw
+
+
 @dataclass(frozen=True)
 class InMemory:
     """Sets in memory, as a source of blocks.
@@ -192,7 +222,11 @@ class InMemory:
         Without replacement all drawn chunks have one factor and form one block; with it, or where chunks matter, each is a
         separate block. apart: the drawn blocks must be the first blocks of the forward pass.
         """
-        lengths, elements, cuts = self.packed.lengths, self.packed.elements, self._cuts()
+        lengths, elements = self.packed.lengths, self.packed.elements
+        if self.partition == "random" and not (apart or replacement or self.chunks_matter):
+            piece, factors = drawn_elements(lengths, self.chunk_size, wanted, self.generator)
+            return Blocks(elements, in_order(lengths, size)), [(0, piece.of(elements), torch.tensor(factors))]
+        cuts = self._cuts()
         drawn = [draw_counts(len(chunks), wanted, replacement, self.generator) for chunks in cuts]
         turns = [drawn]
         if replacement or self.chunks_matter:

@@ -40,7 +40,7 @@ from setstream.stores.postgres import PostgresRows
 from setstream.stores.reader import StateReader
 from setstream.stores.sqlite import SqliteRows
 from setstream.stores.tiles import merge_rows, open_tiles
-from setstream.stores.tiling import Retention
+from setstream.stores.tiling import Retention, check_tiles
 
 __all__ = ["Change", "Changed", "Cursor", "StateStore"]
 
@@ -92,6 +92,8 @@ class StateStore(StateReader, AbstractContextManager["StateStore"]):
             raise ConfigurationError("a store keeps states over time, and a model in training mode changes: call model.eval()")
         self.encoder.check_one_pass("a store, which keeps states and not elements")
         self.one_chunk = self.encoder.pool.refuse_chunks(chunks)
+        if tile is not None:
+            check_tiles(tile, retention)  # before there is a file
         is_url = str(place).startswith(("postgresql://", "postgres://"))
         self.rows: Rows = PostgresRows(str(place), wait) if is_url else SqliteRows(Path(place), wait)
         self._cache = StateCache(self.rows.cache_lock)

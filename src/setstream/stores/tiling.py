@@ -137,3 +137,10 @@ class Tiling:
                 rolled[level] = first
         older = [*before.rolled, *[FIRST] * len(rolled)]
         return Kept(max(before.dropped, first), tuple(map(max, rolled, older)))
+
+
+def check_tiles(tile: float, retention: Retention | None) -> None:
+    """Raise ConfigurationError unless a new store can have these tiles and keep them for so long."""
+    tiling = Tiling.plan(tile, retention)
+    if retention is not None:
+        tiling.keep(retention, 0.0, Kept())

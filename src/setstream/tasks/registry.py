@@ -56,6 +56,12 @@ def variants(build: Builder, parts: Mapping[str, Callable[..., Any]]) -> dict[st
     return models
 
 
+def check_passes(passes: int) -> None:
+    """Raise ConfigurationError unless a model reads its sets at least once."""
+    if passes < 1:
+        raise ConfigurationError(f"passes is how often a set is read, at least 1; got {passes}")
+
+
 class ShippedModels:
     """The trained models of a task that come with the package: those that have a folder weights/NAME beside its modules.
 

@@ -99,6 +99,11 @@ class Task(ABC):
         """The sets that a quick evaluation looks at: validation, or test."""
         return "test"
 
+    @property
+    def compares(self) -> bool:
+        """Whether the loss compares the sets of a batch, so that it is not the mean of the losses of its shares."""
+        return False
+
     @classmethod
     def defaults(cls, task_options: dict[str, Any]) -> dict[str, Any]:
         """Options of a run of this task, with these options of the task, where they differ from those of `TrainConfig`."""

@@ -84,6 +84,7 @@ class Trainer:
         self.checkpoints = Checkpoints(self.folder / "checkpoints")
         torch.manual_seed(config.seed)
         self.model = self.task.build(config.model, **config.model_options).to(self.device)
+        self._check_shares()
         self._check_chunks()
         freeze(self.model, config.freeze)
         self.optimizer = make_optimizer(self.model, config, self.device)
@@ -133,6 +134,15 @@ class Trainer:
             begin_with(self.model, self.config.init_from, self.config.freeze)
         self.processes.wait()
         return None
+
+    def _check_shares(self) -> None:
+        """A loss that compares the sets of a batch needs all of them in every process."""
+        if self.task.compares and self.config.parallel == "data" and self.processes.world > 1:
+            raise ConfigurationError(
+                f"the loss of this {self.config.task} task compares the sets of a batch, and with parallel = data each of the "
+                f"{self.processes.world} processes would compare a share of them only: use --parallel set, which gives every "
+                "process a part of every set, and the gradient of one process"
+            )
 
     def _check_chunks(self) -> None:
         """A model that is not consistent is trained on whole sets, unless the mean over chunks was requested."""

@@ -177,8 +177,8 @@ def heat_map(slide: Slide | None, grid: Grid, values: np.ndarray) -> np.ndarray:
     size = picture.shape[0] * picture.shape[1]
     total, count = np.zeros(size), np.zeros(size)
     for _, patches, pixels in pixels_of(grid, downsample, (picture.shape[0], picture.shape[1])):
-        total += np.bincount(pixels, scaled[patches], size)
-        count += np.bincount(pixels, minlength=size)
+        np.add.at(total, pixels, scaled[patches])  # a bincount would be as long as the picture, for every block
+        np.add.at(count, pixels, 1.0)
     flat, steps = picture.reshape(-1, 3).copy(), np.linspace(0.0, 1.0, len(COLOURS))
     opacity = 1.0 if slide is None else OPACITY
     for start in range(0, size, BLOCK):

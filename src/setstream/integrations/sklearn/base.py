@@ -23,7 +23,7 @@ from setstream.gradients.encode import GRADIENTS
 from setstream.integrations.sklearn.columns import TableColumns, fit_columns
 from setstream.integrations.sklearn.ensemble import Members, Plan, RowLoss, number_rows, split
 from setstream.integrations.sklearn.explain import Explanation, explain
-from setstream.integrations.sklearn.fitting import Loss, Training, batches, encode_sets
+from setstream.integrations.sklearn.fitting import MOST, Loss, Training, batches, encode_sets
 from setstream.integrations.sklearn.network import MODELS, EnsembleHead, StreamsHead
 from setstream.integrations.sklearn.saving import load_estimator, save_estimator
 from setstream.integrations.sklearn.sets import Sources, naming_the_set, read_sets
@@ -42,8 +42,8 @@ NUMBERS = {
 AUTO = ("members", "epochs", "min_steps", "batch_size", "learning_rate")
 #: Elements that a member sees in training, for "auto" epochs: fewer epochs of large data.
 ELEMENTS = 600_000
-#: Elements per step, for "auto" batches of more than 16 sets.
-BATCH = 4096
+#: Elements per step, for "auto" batches of more than 16 sets, and of more than 8.
+BATCH, LARGEST = 4096, 2**16
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -61,11 +61,13 @@ class SetEstimator(BaseEstimator):
             streams. "auto": 2 to 4, fewer the more sets there are.
         epochs: How often each member sees its sets at most. "auto": 5 to 25, fewer the more elements there are.
         min_steps: The least number of steps of each member, if it does not stop early. "auto": 150; 0 if `epochs` is given.
-        batch_size: Sets per step. "auto": one in 8, at least 16, and not more than 4,096 elements.
+        batch_size: Sets per step. "auto": one in 8, at least 16 (8 of large sets), and else not more than 4,096
+            elements.
         learning_rate: Learning rate of Adam, with a cosine schedule. "auto": 0.002 for 64 sets per step, less for fewer.
         weight_decay: Weight decay of Adam.
         gradient: As in `ss.encode`; "auto" is the full gradient, computed chunk by chunk ("exact") where sets are larger than
-            chunk_size.
+            chunk_size. Of sets with more than 8,192 elements, a step then reads so many at random; statistics, trust and
+            calibration are those of whole sets.
         chunk_size: As in `ss.encode`.
         grad_chunks: As in `ss.encode`.
         early_stopping: Keep the weights that do best on the sets that a member does not learn from, and stop when they stop
@@ -97,7 +99,7 @@ class SetEstimator(BaseEstimator):
     learning_rate: float | str = "auto"
     weight_decay: float = 5e-3
     gradient: str = "auto"
-    chunk_size: int = 1024
+    chunk_size: int = 4096
     grad_chunks: int = 1
     early_stopping: bool | str = "auto"
     validation_fraction: float = 0.1
@@ -125,9 +127,10 @@ class SetEstimator(BaseEstimator):
 
     def _plan(self, sets: Sequence[Sized]) -> tuple[Plan, int]:
         """What "auto" means for these sets: how to train, and the number of members."""
-        count, elements = len(sets), max(1, sum(map(len, sets)))
+        count, elements = len(sets), max(1, sum(min(len(one), MOST) for one in sets))
         members = self.members if self.members != "auto" else 4 if count <= 100 else 3 if count <= 3000 else 2
-        batch = self.batch_size if self.batch_size != "auto" else max(16, min(count // 8, BATCH * count // elements))
+        fewest = max(8, min(16, LARGEST * count // elements))
+        batch = self.batch_size if self.batch_size != "auto" else max(fewest, min(count // 8, BATCH * count // elements))
         rate = self.learning_rate if self.learning_rate != "auto" else 2e-3 * math.sqrt(min(128, int(batch)) / 64)
         epochs = self.epochs if self.epochs != "auto" else min(25, max(5, round(ELEMENTS / elements)))
         least = self.min_steps if self.min_steps != "auto" else 150 if self.epochs == "auto" else 0
@@ -227,7 +230,7 @@ class SetEstimator(BaseEstimator):
                     plan = Plan(1, 1, 0.0, 0.0, None, 0)
                     Members(training.model, self._encode, sets, targets, weights, number_rows, plan).measure()
             with self._threads(sets, training.config.batch):
-                losses, _ = training.run(sets, targets, weights, math.ceil(len(sets) / training.config.batch))
+                losses = training.run(sets, targets, weights, math.ceil(len(sets) / training.config.batch))
         self._training, self.model_ = training, training.model
         self.loss_curve_ = [*getattr(self, "loss_curve_", []), *losses]
         self.n_iter_ = len(self.loss_curve_)

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from sklearn.model_selection import KFold, StratifiedKFold
 from torch import Tensor, nn
 
-from setstream.integrations.sklearn.fitting import TOLERANCE, batches, encode_sets
-from setstream.integrations.sklearn.network import EnsembleHead
+from setstream.integrations.sklearn.fitting import MOST, TOLERANCE, batches, encode_sets, sampled
+from setstream.integrations.sklearn.network import EnsembleHead, Shares, statistics_of
 from setstream.integrations.sklearn.sets import Sources
 from setstream.models.encoder import SetEncoder
 from setstream.models.model import SetModel
@@ -42,6 +42,7 @@ Fold = tuple[np.ndarray, np.ndarray]
 PENALTIES = (1000.0, 100.0, 10.0, 1.0, 0.1)  # λ
 SHRINK = 5.0  # ρ
 MOST_NUMBERS = 2**27  # of elements in memory
+ELEMENTS, NUMBERS = 20_000, 2**24  # at most, for the levels of the shares
 SMOOTH = 0.9  # of the shown loss
 
 
@@ -115,6 +116,8 @@ class Members:
         lengths = [len(one) for one in sets]
         fits = max(lengths) <= encode.chunk_size and sum(lengths) * self.scale.out_features <= MOST_NUMBERS
         self.packed = Packed(sets, self.scale, self.device) if encode.gradient in ("auto", "full") and fits else None
+        #: What draws the elements of large sets that a step reads; None: it reads all.
+        self.samples = torch.default_generator if encode.gradient == "auto" and max(lengths) > MOST else None
         self.losses: list[float] = []
         self.tests: list[float] = []
 
@@ -136,17 +139,31 @@ class Members:
 
     def measure(self) -> Tensor:
         """The statistics t of every set, in units of their spread over the sets, which the network keeps."""
-        encoder = SetEncoder(self.scale, cast(Projected, self.model.encoder.pool.get_submodule("pools.statistics")))
+        pools = {
+            name: cast(Projected, self.model.encoder.pool.get_submodule(f"pools.{name}")) for name in ("statistics", "shares")
+        }
+        cast(Shares, pools["shares"].module).fit(self._some_elements())
+        encoder = SetEncoder(self.scale, Parallel(**pools))
         encode = Encode("none", self.encode.chunk_size, 1)
         with evaluating(encoder):
-            parts = [
-                encode_sets(SetModel(encoder, nn.Identity()), encode, self.sets[batch]) for batch in batches(self.sets, 4096)
-            ]
+            model = SetModel(encoder, nn.Identity())
+            parts = [statistics_of(encode_sets(model, encode, self.sets[batch])) for batch in batches(self.sets, 4096)]
         t = torch.cat(parts)
         centre, spread = t.mean(0), t.std(0, correction=0)
         self.head.centre.copy_(centre)
         self.head.spread.copy_(torch.where(spread > 1e-6 * (1 + centre.abs()), spread, 1.0))
         return self.head.standardised(t)
+
+    def _some_elements(self) -> Tensor:
+        """About `ELEMENTS` standardised elements, of each set its share, at random."""
+        total, generator = max(1, sum(map(len, self.sets))), torch.Generator().manual_seed(self.plan.seed)
+        most, rows = min(ELEMENTS, NUMBERS // self.scale.out_features), []
+        for one in self.sets:
+            wanted = min(len(one), -(-most * len(one) // total))
+            places = torch.randperm(len(one), generator=generator)[:wanted].sort().values
+            rows.append(one.take(places).to(self.device, torch.float32))
+        with torch.no_grad():
+            return self.scale(torch.cat(rows))[:, : len(self.scale.mean)]
 
     def _member(self, number: int) -> SetModel:
         """One member as a model of its own: its modules are those of the network."""
@@ -154,10 +171,13 @@ class Members:
         encoder = SetEncoder(nn.Sequential(self.scale, layers[number]), self.pools[f"member{number}"])
         return SetModel(encoder, self.head.members[number])
 
-    def _read(self, member: SetModel, encode: Encode, picked: np.ndarray, t: Tensor) -> Tensor:
-        """The member's rows (B, S - 1, outputs) of these sets."""
+    def _read(
+        self, member: SetModel, encode: Encode, picked: np.ndarray, t: Tensor, samples: torch.Generator | None = None
+    ) -> Tensor:
+        """The member's rows (B, S - 1, outputs) of these sets; with `samples`, of random elements of large ones."""
         if self.packed is None:
-            return member.head(encode_sets(member, encode, [self.sets[i] for i in picked]), t[picked])
+            given = [sampled(self.sets[i], samples) if samples else self.sets[i] for i in picked]
+            return member.head(encode_sets(member, encode, given), t[picked])
         places = torch.from_numpy(picked).to(self.device)
         return member.head(self.packed.encode(member.encoder.phi.get_submodule("1"), member.encoder.pool, places), t[places])
 
@@ -189,7 +209,7 @@ class Members:
             for group in optimizer.param_groups:
                 group["lr"] = config.rate(step)
             picked = kept[in_epochs(step, size, len(kept), seed)]
-            each = self.loss(self._read(member, self.encode, picked, t), self.targets[picked]).mean(1)
+            each = self.loss(self._read(member, self.encode, picked, t, self.samples), self.targets[picked]).mean(1)
             loss = (each * self.weights[picked]).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -204,7 +224,8 @@ class Members:
             summed = 0.0
             if not len(held) or plan.patience is None:
                 continue
-            test = self._test(self._rows(member, held, t).mean(1, keepdim=True), held)
+            same = torch.Generator().manual_seed(seed) if self.samples else None
+            test = self._test(self._rows(member, held, t, same).mean(1, keepdim=True), held)
             self.tests.append(test)
             waited += 1
             if test < lowest - TOLERANCE:
@@ -216,14 +237,14 @@ class Members:
         return self._rows(member, held, t)
 
     @torch.no_grad()
-    def _rows(self, member: SetModel, held: np.ndarray, t: Tensor) -> Tensor:
+    def _rows(self, member: SetModel, held: np.ndarray, t: Tensor, samples: torch.Generator | None = None) -> Tensor:
         """The member's normalised rows of these sets."""
         if not len(held):
             return t.new_zeros(0, len(self.head.trust) - 1, len(self.head.offset))
         encode = Encode("none", self.encode.chunk_size, 1)
         with evaluating(member):
             lengths = [len(self.sets[i]) for i in held]
-            rows = [self._read(member, encode, held[part], t) for part in runs(lengths, 8192, 256)]
+            rows = [self._read(member, encode, held[part], t, samples) for part in runs(lengths, 8192, 256)]
         return self.head.normalise(torch.cat(rows))
 
     def _test(self, rows: Tensor, held: np.ndarray) -> float:

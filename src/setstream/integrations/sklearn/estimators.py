@@ -208,7 +208,7 @@ class SetFeaturizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, SetEstima
             steps = self._plan(sets)[0].steps
             training = self._start(sets, {"outputs": outputs}, loss, steps, None)
             with self._threads(sets, training.config.batch):
-                self.loss_curve_, _ = training.run(sets, target, torch.ones(len(sets)), steps)
+                self.loss_curve_ = training.run(sets, target, torch.ones(len(sets)), steps)
         self.model_, self.n_iter_ = training.model, len(self.loss_curve_)
 
     def transform(self, X: Any) -> np.ndarray:

@@ -5,10 +5,10 @@
                                        length one (InfoNCE)
 
 Sets of at most chunk_size elements are encoded at once. Larger sets are encoded in chunks, and gradient="auto"
-then is "exact": the same gradient in the memory of a chunk.
+then is "exact": the same gradient in the memory of a chunk. Of sets with more than `MOST` elements, a step with gradient="auto"
+reads so many at random.
 """
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,6 @@ from torch import Tensor
 from setstream.integrations.sklearn.network import StreamsHead
 from setstream.integrations.sklearn.sets import Sources
 from setstream.models.model import SetModel
-from setstream.models.stream import evaluating
 from setstream.sets.partition import runs
 from setstream.sets.source import ArraySource, PartSource, SetSource
 from setstream.training.checkpoint import make_optimizer
@@ -31,7 +30,7 @@ from setstream.training.task import Encode, in_epochs, seed_step
 
 #: (model, encode, sets, their targets) -> the loss of each set, (B,)
 Loss = Callable[[SetModel, Encode, Sources, Tensor], Tensor]
-HeldOut = tuple[Sources, Tensor]
+MOST = 8192  # elements of a set in a step
 TOLERANCE = 1e-4  # smaller changes of the held-out loss do not count
 TEMPERATURE = 0.1  # τ of the loss between halves
 
@@ -42,6 +41,14 @@ def encode_sets(model: SetModel, encode: Encode, sets: Sources) -> Any:
     gradient = encode.gradient if encode.gradient != "auto" else "full" if small else "exact"
     given = [one.tensor().to(model.encoder.device, torch.float32) for one in sets] if small else sets
     return replace(encode, gradient=gradient)(model.encoder, given)
+
+
+def sampled(one: SetSource, generator: torch.Generator = torch.default_generator) -> SetSource:
+    """`MOST` random elements of a set that has more."""
+    if len(one) <= MOST:
+        return one
+    places = torch.randperm(len(one), generator=generator)[:MOST].sort().values
+    return ArraySource(one.take(places), one.id, one.label, one.metadata)
 
 
 def output_rows(model: SetModel, encode: Encode, sets: Sources) -> Tensor:
@@ -58,16 +65,11 @@ class Training:
         self.optimizer = make_optimizer(model, config, self.device)
         self.step = 0
 
-    def run(
-        self, sets: Sources, targets: Tensor, weights: Tensor, steps: int, held_out: HeldOut | None = None, patience: int = 0
-    ) -> tuple[list[float], list[float]]:
-        """Take `steps` steps on these sets; returns the mean loss of each epoch, and the loss of the sets held out after it.
-
-        With sets held out, ends with the weights that do best on them, and stops after `patience` epochs without improvement.
-        """
+    def run(self, sets: Sources, targets: Tensor, weights: Tensor, steps: int) -> list[float]:
+        """Take `steps` steps on these sets; returns the mean loss of each epoch."""
         size, first = min(self.config.batch, len(sets)), self.step
         epoch = math.ceil(len(sets) / size)
-        losses, tests, summed, best, lowest, waited = [], [], 0.0, None, math.inf, 0
+        losses, summed = [], 0.0
         self.model.train()
         with Progress(steps, self.title or "", shown=self.title is not None, every=epoch) as progress:
             for number in range(1, steps + 1):
@@ -75,7 +77,8 @@ class Training:
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.config.rate(self.step)
                 picked = in_epochs(number - 1, size, len(sets), self.config.seed, first)
-                each = self.loss(self.model, self.encode, [sets[i] for i in picked], targets[picked].to(self.device))
+                given = [sampled(sets[i]) if self.encode.gradient == "auto" else sets[i] for i in picked]
+                each = self.loss(self.model, self.encode, given, targets[picked].to(self.device))
                 loss = (each * weights[picked].to(each)).mean()
                 self.optimizer.zero_grad()
                 loss.backward()
@@ -83,28 +86,11 @@ class Training:
                 self.step += 1
                 summed += loss.item()
                 progress.update(number, loss.item())
-                if number % epoch and number != steps:
-                    continue
-                losses.append(summed / ((number - 1) % epoch + 1))
-                summed = 0.0
-                if held_out is not None:
-                    tests.append(self._test(*held_out))
-                    waited += 1
-                    if tests[-1] < lowest - TOLERANCE:
-                        lowest, waited, best = tests[-1], 0, copy.deepcopy(self.model.state_dict())
-                    if waited >= patience:
-                        break
-        if best is not None:
-            self.model.load_state_dict(best)
+                if number % epoch == 0 or number == steps:
+                    losses.append(summed / ((number - 1) % epoch + 1))
+                    summed = 0.0
         self.model.eval()
-        return losses, tests
-
-    def _test(self, sets: Sources, targets: Tensor) -> float:
-        total = 0.0
-        with evaluating(self.model):
-            for batch in batches(sets, self.encode.chunk_size):
-                total += float(self.loss(self.model, self.encode, sets[batch], targets[batch].to(self.device)).sum())
-        return total / len(sets)
+        return losses
 
 
 def batches(sets: Sources, chunk_size: int) -> Iterator[slice]:

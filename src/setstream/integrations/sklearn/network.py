@@ -1,7 +1,7 @@
 """The networks of the estimators: each standardises, reads a set in several streams, and predicts like its estimator::
 
-    x --(x - mean) / scale--+-- Moments --> t --+-- W t + b ---------------> the linear stream of the statistics
-                            |                   +-- layers of a member ----> the bent stream of the statistics
+    x --(x - mean) / scale--+-- Moments, Shares -+- t -- W t + b ----------> the linear stream of the statistics
+                            |                    +- layers of a member ----> the bent stream of the statistics
                             +-- layers of a member --> h --+-- W h + b, maximum over the set --> the elements' stream
                                                            +-- UMBC, PMA on its slots ---------> the set's stream
 
@@ -109,6 +109,33 @@ class Columns(nn.Module):
         return x[..., self.first : self.first + self.out_features]
 
 
+class Shares(nn.Module):
+    """Where an element lies in each of the first columns; the means over a set are the shares of it above each level::
+
+    σ((x - level_k) / width_k)          level_k: a quantile over all elements; width_k: a quarter of the way to the next
+    """
+
+    QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+    NARROWEST = 0.02  # of a width; of columns with few values, levels may be equal
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns, self.out_features = columns, len(self.QUANTILES) * columns
+        self.level = nn.Buffer(torch.zeros(len(self.QUANTILES), columns))
+        self.width = nn.Buffer(torch.ones(len(self.QUANTILES), columns))
+
+    @torch.no_grad()
+    def fit(self, rows: Tensor) -> None:
+        """Take the levels from elements (N, columns)."""
+        level = rows.sort(dim=0).values[[round(share * (len(rows) - 1)) for share in self.QUANTILES]]
+        self.level.copy_(level)
+        self.width.copy_((torch.gradient(level, dim=0)[0] / 4).clamp(min=self.NARROWEST))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[..., : self.columns].unsqueeze(-2)
+        return ((x - self.level) / self.width).sigmoid().flatten(-2)
+
+
 class MemberHead(nn.Module):
     """One member's rows of outputs, (B, S, outputs): the statistics, the elements (where there is that stream), the set."""
 
@@ -123,6 +150,11 @@ class MemberHead(nn.Module):
     def forward(self, z: dict[str, Tensor], t: Tensor) -> Tensor:
         elements = [z["elements"]] if "elements" in z else []
         return torch.stack([self.statistics(t), *elements, self.decoder(z["set"])], dim=1)
+
+
+def statistics_of(z: dict[str, Any]) -> Tensor:
+    """t, (B, statistics): moments and shares."""
+    return torch.cat([z["statistics"], z["shares"]], -1)
 
 
 class EnsembleHead(nn.Module):
@@ -146,7 +178,7 @@ class EnsembleHead(nn.Module):
 
     def streams(self, z: dict[str, Any]) -> Tensor:
         """(B, S, outputs): the linear path, then the mean over the members of each of their streams."""
-        t = self.standardised(z["statistics"])
+        t = self.standardised(statistics_of(z))
         rows = [self.normalise(member(z[f"member{number}"], t)) for number, member in enumerate(self.members)]
         return torch.cat([self.normalise(self.linear(t)).unsqueeze(1), torch.stack(rows).mean(0)], dim=1)
 
@@ -267,15 +299,18 @@ def ensemble(
     width, numbers = last_width(first, widths), len(first.mean)
     moments = Moments(extrema=elements_stream, in_dim=numbers)
     phi = nn.Sequential(first, Beside([element_layers(first, widths) for _ in range(members)]))
-    pools: dict[str, Pool] = {"statistics": Projected(Columns(0, numbers), moments)}
+    shares = Shares(numbers)
+    pools: dict[str, Pool] = {
+        "statistics": Projected(Columns(0, numbers), moments),
+        "shares": Projected(shares, DeepSets("mean")),
+    }
     for number in range(members):
         # Folded, a set of four elements would cost as much as one of fifty.
         own = Parallel(**streams_of(width, outputs, num_slots, heads, elements_stream, fold=False))
         pools[f"member{number}"] = Projected(Columns(first.out_features + number * width, width), own)
     streams = 3 + elements_stream
-    return SetModel(
-        SetEncoder(phi, Parallel(**pools)), head(moments.out_dim(numbers), width, outputs, streams, members, dropout)
-    )
+    statistics = moments.out_dim(numbers) + shares.out_features
+    return SetModel(SetEncoder(phi, Parallel(**pools)), head(statistics, width, outputs, streams, members, dropout))
 
 
 MODELS: dict[str, Callable[..., SetModel]] = {"classifier": classifier, "regressor": regressor, "featurizer": featurizer}

@@ -72,21 +72,22 @@ def block_sums(
         kept += [weights.flatten(1, 2), shift]
     if activation.log and _alone(weights, mask):  # its weight is e^(w - w) = 1
         wide = values.to(accumulator_dtype(values.device), copy=True)  # before it is repeated: sums are added in this type
-        numerator = wide.expand(-1, weights.numel() // values.shape[0], -1)
+        numerator, normaliser = wide.expand(-1, weights.numel() // values.shape[0], -1), weights.squeeze(-1)
     else:
         numerator = torch.bmm(weights.view(queries.shape[0], -1, values.shape[1]), values)
-    sums = {"numerator": numerator.view(*slots, -1), "normaliser": weights.sum(-1), "shift": shift}
+        normaliser = weights.sum(-1)
+    sums = {"numerator": numerator.view(*slots, -1), "normaliser": normaliser, "shift": shift}
     return LogSums(**sums if reach is None else sums | {"reach": reach})
 
 
 def fuses(rows: Tensor, queries: int, offset: Tensor | None, activation: Activation, mask: Tensor | None) -> bool:
     """Whether fused attention computes the sums of so many queries, and in less time than `block_sums`."""
     return (
-        offset is None
+        rows.shape[1] >= FUSED_LEAST
+        and offset is None
         and mask is None
         and activation == ACTIVATIONS["softmax"]
         and rows.device.type == "cpu"
-        and rows.shape[1] >= FUSED_LEAST
         and rows.stride(2) == 1
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()

@@ -17,6 +17,7 @@ IN_PLACE: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Sigmoid: torch.sigmoid_,
     nn.SiLU: lambda h: F.silu(h, inplace=True),
 }
+FEW = 64  # elements: for fewer, memory of one's own takes longer than it saves
 CHEAP = (*IN_PLACE, nn.GELU, nn.LeakyReLU, nn.ELU, nn.Softplus, nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 
@@ -46,9 +47,11 @@ class CheapLayers:
 
     def __call__(self, x: Tensor) -> Tensor:
         """phi of (n, width) elements."""
-        h = x
+        h, few = x, len(x) < FEW
         for number, layer in enumerate(self.layers):
-            if isinstance(layer, nn.Linear) and h.dim() == 2 and layer.bias is not None and h.dtype == layer.weight.dtype:
+            if few and type(layer) is nn.Linear:
+                h = F.linear(h, layer.weight, layer.bias)
+            elif isinstance(layer, nn.Linear) and h.dim() == 2 and layer.bias is not None and h.dtype == layer.weight.dtype:
                 memory = self.memory.get(number)
                 if memory is None or len(memory) < len(h):
                     memory = self.memory[number] = h.new_empty(len(h), layer.out_features)

@@ -20,6 +20,8 @@ from setstream.pools.activations import ACTIVATIONS, Activation
 from setstream.pools.kernels.weighted_sums import block_shape, weighted_sums
 from setstream.states.accumulators import LogSums, accumulator_dtype
 
+FEW = 2**16  # numbers in the rows: for fewer, autograd's own derivative takes less time to start
+
 
 class Bars(NamedTuple):
     """Cotangents of a block: of its rows (b, n, E), or their norms (b, n); of queries (b, R, E); of the offset (b, H, K)."""
@@ -52,11 +54,14 @@ def pull_back(
     queries = queries.expand(batch, -1, -1)
     softmax = activation.weigh is ACTIVATIONS["softmax"].weigh
     shift, constant = shift.reshape(batch, -1, 1), None if offset is None else offset.expand(slots).reshape(batch, -1, 1)
+    normaliser_bar, number = normaliser_bar.reshape(batch, -1, 1), queries.shape[1]
+    both = None
     if kept is not None:
         given = weights = kept[0] * (kept[1].reshape(batch, -1, 1) - shift).exp_()
-    elif softmax:  # the shift is subtracted by the product itself
-        start = -shift if constant is None else constant - shift
-        given = weights = torch.baddbmm(start, queries, rows.mT).exp_()
+    elif softmax:  # one product gives logits, less the shift, and ā
+        start = torch.cat([-shift if constant is None else constant - shift, normaliser_bar], 1)
+        both = torch.baddbmm(start, torch.cat([queries, numerator_bar], 1), rows.mT)
+        given = weights = both[:, :number].exp_()
     else:
         logits = torch.bmm(queries, rows.mT)
         logits = (logits if constant is None else logits + constant).view(*slots, -1).requires_grad_()
@@ -66,7 +71,7 @@ def pull_back(
         weights = (weights - shift).exp_() if activation.log else weights
     if mask is not None:
         weights = weights.masked_fill(~mask[:, None], 0.0)
-    bars = torch.baddbmm(normaliser_bar.reshape(batch, -1, 1), numerator_bar, rows.mT)
+    bars = torch.baddbmm(normaliser_bar, numerator_bar, rows.mT) if both is None else both[:, number:]
     if activation.log:
         bars = bars.mul_(weights)
     elif mask is not None:
@@ -78,13 +83,14 @@ def pull_back(
     offset_bar = None if offset is None or want == "rows only" else bars.sum(-1).view(slots)
     if want is None:
         return Bars(None, queries_bar, offset_bar)
-    if want != "norms" or 2 * weights.shape[1] >= rows.shape[2]:
+    if want != "norms" or 2 * number >= rows.shape[2]:
         rows_bar = torch.bmm(weights.mT, numerator_bar, out=out).baddbmm_(bars.mT, queries)
         return Bars(rows_bar if want != "norms" else torch.linalg.vector_norm(rows_bar, dim=-1), queries_bar, offset_bar)
-    both, factors = torch.cat([weights, bars], 1), torch.cat([numerator_bar, queries], 1)
+    both = torch.cat([weights, bars], 1) if both is None or mask is not None else both
+    factors = torch.cat([numerator_bar, queries], 1)
     squares = torch.bmm(torch.bmm(factors, factors.mT), both).mul_(both).sum(1)
     # Cancellation may leave nothing of a small norm; only without any weight it is zero.
-    least = (weights.amax(1) > 0).to(squares.dtype).mul_(torch.finfo(squares.dtype).tiny)
+    least = weights.amax(1).clamp_(max=torch.finfo(squares.dtype).tiny)
     return Bars(torch.maximum(squares, least).sqrt_(), queries_bar, offset_bar)
 
 
@@ -166,7 +172,7 @@ def shared_rows(
     mask: Tensor | None,
 ) -> LogSums:
     """`weighted_sums` of rows that are keys and values at once, with an explicit derivative where autograd records."""
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or rows.numel() < FEW:
         return weighted_sums(queries, rows, None, offset, activation, slots, mask)
     sums = SharedRows.apply(queries, rows, offset, activation, slots, mask)
     return LogSums(**dict(zip(("numerator", "normaliser", "shift", "reach"), sums, strict=False)))

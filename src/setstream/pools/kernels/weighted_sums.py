@@ -61,7 +61,7 @@ def weighted_sums(
     def block(sets: Tensor, queries: Tensor, offset: Tensor | None, mask: Tensor | None) -> LogSums:
         keys, values = (sets.mT, sets) if project is None else project(sets)
         some = sets.shape[0]  # not len(), which would make a compiled graph one for this number of sets
-        queries = queries.expand(some, *queries.shape[1:]).flatten(0, 1)  # (b G, R, E)
+        queries = (queries if queries.shape[0] == some else queries.expand(some, -1, -1, -1)).flatten(0, 1)  # (b G, R, E)
         return block_sums(queries, keys, values, offset, activation, (some, *slots), mask, kept)
 
     if torch.compiler.is_compiling():  # a compiler splits loops itself, and its graph must fit every size: one block

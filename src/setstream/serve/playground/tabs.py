@@ -26,7 +26,7 @@ from setstream.tasks.clustering.task import STREAMS, disagreement, stream_ends, 
 from setstream.tasks.completion import as_pixels, places
 from setstream.tasks.registry import predict_in_chunks
 
-CLUSTERING = ("umbc+passes", "umbc+set-transformer", "deepsets", "sse", "set-transformer")
+CLUSTERING = ("umbc+em", "umbc+set-transformer", "deepsets", "sse", "set-transformer")
 COMPLETION = ("umbc+anchors", "umbc+set-transformer", "deepsets")
 MOST_POINTS = 2048
 #: The smallest deviation of a colour: points that coincide would have an unbounded density.

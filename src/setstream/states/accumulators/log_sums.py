@@ -120,9 +120,11 @@ class LogSums(Accumulator):
         if "error" in self.tensors:
             return numerator, normaliser, shift, self.tensors["error"].numpy()
         reach = self.tensors["reach"].numpy() if "reach" in self.tensors else np.maximum(shift, NOTHING)
-        share = (np.abs(reach) + 1.0) * (UNSURE * np.finfo(reach.dtype).eps)
-        norm = np.sqrt(np.einsum("...e,...e->...", numerator, numerator, dtype=np.float64))
-        return numerator, normaliser, shift, np.stack([normaliser, norm], -1) * share[..., None]
+        error = np.empty((*normaliser.shape, 2))
+        error[..., 0] = normaliser
+        np.sqrt(np.einsum("...e,...e->...", numerator, numerator, dtype=np.float64), out=error[..., 1])
+        error *= ((np.abs(reach) + 1.0) * (UNSURE * np.finfo(reach.dtype).eps))[..., None]
+        return numerator, normaliser, shift, error
 
     def remove(self, other: Self, emptied: Tensor, tolerance: float) -> Self:
         """The difference, at this accumulator's shift; error is compared with each slot's remaining weight and numerator."""
@@ -182,7 +184,7 @@ class LogSums(Accumulator):
 
     def contribution(self, whole: Self, owned: Tensor | None = None) -> dict[str, Tensor]:
         """The whole holds this chunk's sums times e^(m_chunk - m_whole)."""
-        return self._times(self._growth(whole["shift"]), self.graded())
+        return self._times(self._growth(whole["shift"]).to(self["normaliser"].dtype), self.graded())
 
     def to_tensors(self) -> dict[str, Tensor]:
         if "error" in self.tensors or not self._is_whole():

@@ -29,6 +29,8 @@ class Pieces:
         """Add a block of these sets."""
         self.blocks.append(block)
         self.sets += sets
+        if len(self.blocks) == 1:  # the first is kept in any case
+            return
         self.numbers += sum(tensor.numel() for accumulator in block.values() for tensor in accumulator.tensors.values())
         if self.numbers > MOST_NUMBERS:
             self._merge()
@@ -36,7 +38,7 @@ class Pieces:
 
     def _merge(self) -> None:
         """Merge all blocks into one, of the sets in their order."""
-        if len(self.blocks) < 2 and self.sets == sorted(self.sets):
+        if len(self.blocks) < 2 and (len(self.sets) == 1 or self.sets == sorted(self.sets)):
             return
         seen = sorted(set(self.sets))
         place = {index: row for row, index in enumerate(seen)}
@@ -60,8 +62,8 @@ class Pieces:
         return self.blocks[0]
 
     def finite(self, sums: Sequence[Tensor] = ()) -> bool:
-        """Whether no number that carries a gradient is NaN or infinite: a sum of them tells. `sums`: others to test."""
+        """Whether no sum over elements is NaN or infinite, without a graph: a sum of all tells. `sums`: others to test."""
         self._merge()
         parts = [accumulator for block in self.blocks for accumulator in block.values()]
-        totals = [*sums, *(part[name].detach().sum() for part in parts for name in part.graded())]
+        totals = [*sums, *(part[name].sum() for part in parts for name in part.graded())]
         return not totals or cmath.isfinite(reduce(operator.add, totals).item())

@@ -24,7 +24,7 @@ from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE, Mul
 from setstream.pools.base import Pool
 from setstream.tasks.clustering.em import refined
 from setstream.tasks.clustering.mixtures import DiagonalMixture
-from setstream.tasks.registry import Builder, Masked, RenamedModels, ShippedModels, variants
+from setstream.tasks.registry import Builder, Masked, RenamedModels, ShippedModels, check_passes, variants
 
 WIDTH, HEADS = 128, 4
 EM = {"heads": 1, "components": 5}
@@ -150,6 +150,7 @@ def umbc_passes(
     heads: int = 4,
 ) -> SetModel:
     """`umbc+fourier` with several passes: what SABs make of the slots are the queries of the next one, with `activation`."""
+    check_passes(passes)
     features = [FourierFeatures(dim, frequencies)] if frequencies else []
     phi = nn.Sequential(*features, mlp([dim + 2 * frequencies, width, width]))
     first = umbc_pool(num_slots, width, heads, slots="learned")

@@ -31,7 +31,7 @@ STREAMS = {"single point": "one at a time", "class": "cluster after cluster", "c
 STREAMS |= {"one each": "one of each cluster at a time"}
 CHUNK, FRAMES = 8, 24
 #: Whose streams are shown: the models of the paper's first figure, and the best one.
-SHOWN = ("set-transformer", "deepsets", "sse", "umbc+set-transformer", "umbc+passes")
+SHOWN = ("set-transformer", "deepsets", "sse", "umbc+set-transformer", "umbc+em")
 
 
 @dataclass(eq=False)

@@ -37,7 +37,7 @@ from setstream.nn.mlp import begin_near, initialise, mlp
 from setstream.pools import SSE, UMBC, ChunkMean, DeepSets, HierarchicalSSE, MultiPass
 from setstream.pools.base import Pool
 from setstream.tasks.completion.field import Decoder, FieldHead, GaussianDecoder, Waves
-from setstream.tasks.registry import Builder, ShippedModels, variants
+from setstream.tasks.registry import Builder, ShippedModels, check_passes, variants
 
 WIDTH, HEADS, SLOTS, LAYERS = 128, 4, 128, 4  # as in the paper's appendix
 WIDEST, NARROWEST = 0.25, 2.0  # s_h of the first and of the last head; it grows by a constant factor from head to head
@@ -160,6 +160,7 @@ def umbc_anchors(
     """Slots that are initialised as places of the image, two SABs on them; every place reads the slots near it."""
     if not 1 <= waves <= width // HEADS // 4:
         raise ConfigurationError(f"waves must be 1 to {width // HEADS // 4} at width {width}; got {waves}")
+    check_passes(passes)
     anchors, features, used = spread(num_slots), AnchoredFeatures(waves, width, channels), 4 * waves
     places = Waves(waves)(anchors)[:, :used]
 

@@ -8,8 +8,9 @@
 
 Gated attention takes one pass: its logits, one number per element and branch, are kept until all are known. Other attention
 takes two passes in constant memory: one for the state of the whole bag, one that divides the weights of each chunk by the
-state's normaliser; ds-mil, whose state takes two passes, three. Models that need their whole bag keep all its features. With
-several classes, `alone` is the log-odds of the last one, l_C - log Σ_(c<C) e^(l_c), whose sigmoid is its probability.
+state's normaliser. A model of several passes, like ds-mil, takes one more than it has, and its last pass is shown. Models that
+need their whole bag keep all its features. With several classes, `alone` is the log-odds of the last one,
+l_C - log Σ_(c<C) e^(l_c), whose sigmoid is its probability.
 If weights sum to one over the bag, all slots of a bag {x_j} are equal: V φ_j. Attention over K equal slots is the same as over
 one, so a Set Transformer after the pool reads one slot per element, and `alone` costs little more than φ. With gated attention
 a bag {x_j} is φ_j itself.
@@ -26,7 +27,7 @@ from setstream.errors import ConfigurationError, DataError
 from setstream.models.model import SetModel
 from setstream.models.stream import evaluating
 from setstream.nn import PMA, SAB
-from setstream.pools import DSMIL, UMBC, GatedAttention, HierarchicalSSE, Parallel, Projected
+from setstream.pools import DSMIL, UMBC, GatedAttention, HierarchicalSSE, MultiPass, Parallel, Projected
 from setstream.pools.base import parameter_dtype
 from setstream.sets.layout import pack
 from setstream.sets.source import SetSource
@@ -75,13 +76,12 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
     elements = {name: nothing.new_empty(len(source)) for name in rules if name in needed}
     weights = nothing.new_empty(0 if gated is None else gated.branches, len(source))  # first as logits
     attends = attentive is not None and bool(needed & {"attention", *branches})
+    logits_of_bag = "logits" if bag is pool else "bag/logits"
 
     def collect(features: Tensor, start: int) -> None:
         place = slice(start, start + len(features))
         for name, values in elements.items():
             values[place] = rules[name](features)
-        if gated is not None and attends:
-            weights[:, place] = gated.logits(features[None])[0]
 
     def chunks() -> Iterator[tuple[int, Tensor, Tensor]]:
         start = 0
@@ -97,7 +97,11 @@ def element_scores(model: SetModel, source: SetSource, chunk_size: int = 1024, s
                 state = encoder.next_pass(state) if number else state
                 context = pool.prepare(state)
                 for start, chunk, features in chunks():
+                    if gated is not None and attends:  # once for the state and the scores
+                        context[logits_of_bag] = gated.logits(features[None])
+                        weights[:, start : start + len(features)] = context[logits_of_bag][0]
                     state = state + encoder.absorb(state, context, pack(chunk[None]), features)
+                    context.pop(logits_of_bag, None)
                     if number == 0:
                         collect(features, start)
             logits = model.finalize(state)
@@ -143,8 +147,10 @@ def _alone(model: SetModel, bag: nn.Module) -> Weigh:
     return lambda features: torch.cat([_log_odds(head(pool(rows[:, None])), classes) for rows in features.split(SINGLES)])
 
 
-def _attentive(bag: nn.Module) -> UMBC | GatedAttention | DSMIL | None:
+def _attentive(bag: nn.Module) -> UMBC | GatedAttention | MultiPass | None:
     """The pool whose weights are the attention; None if there is none, or all weights are equal."""
+    if isinstance(bag, MultiPass) and not isinstance(bag, DSMIL):
+        return None if _attentive(bag.pool(bag.passes)) is None else bag
     first = bag.first if isinstance(bag, HierarchicalSSE) else bag
     if isinstance(first, UMBC) and first.activation.name.startswith("slot-") and not first.activation.normalise:
         return None  # the weights of each element sum to one over the slots

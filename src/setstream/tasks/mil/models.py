@@ -33,7 +33,7 @@ from setstream.nn.mlp import mlp
 from setstream.nn.set_transformer import set_transformer_head
 from setstream.pools import DSMIL, SSE, UMBC, ChunkMean, DeepSets, GatedAttention, MultiPass, Parallel, Projected
 from setstream.pools.base import Pool
-from setstream.tasks.registry import variants
+from setstream.tasks.registry import check_passes, variants
 
 WIDTH, HEADS, SLOTS = 128, 4, 64
 UMBC_OPTIONS: dict[str, Any] = {"num_slots": SLOTS, "heads": HEADS}
@@ -79,6 +79,11 @@ def bag_model(
     phi, width = nn.Sequential(OrderedDict(backbone=network, layers=reading)), layers[-1]
     pool, decoder = parts(width, **options | ({} if outputs == 1 else {"outputs": outputs}))
     if two_stream:
+        if pool.passes > 1:
+            raise ConfigurationError(
+                f"two_stream=True adds an instance stream to models that read a bag once, and this one reads it {pool.passes} "
+                "times. Leave two_stream out: ds-mil has streams of its own, and umbc+set-transformer takes it with passes=1"
+            )
         pool = Parallel(instance=Projected(nn.Linear(width, outputs), DeepSets("max")), bag=pool)
     return SetModel(SetEncoder(phi, pool, cast_input=backbone is None), BagHead(decoder))  # a backbone takes bytes
 
@@ -178,14 +183,19 @@ def sse(width: int, num_slots: int = SLOTS, normalise: bool = True, outputs: int
     return SSE(width, num_slots, heads=HEADS, pool="mean", normalise=normalise), _two_layers(width, outputs)
 
 
-def umbc_set_transformer(width: int, passes: int = 1, outputs: int = 1, **options: Any) -> Parts:
+def umbc_set_transformer(
+    width: int, passes: int = 1, outputs: int = 1, layer_norm: bool = False, head_dropout: float = 0.25, **options: Any
+) -> Parts:
     """UMBC, then SAB and PMA with dropout on the slots. With `passes`, a SAB makes the slots of each pass but the first."""
+    # At first the attention is even, and the slots of all bags are nearly the same. Layer norms in the blocks enlarge these
+    # slots, and with them each step of the head: too noisy for the attention to find rare instances. Dropout delays it, too.
+    check_passes(passes)
     options = UMBC_OPTIONS | options
     first = UMBC(width, **options)
     later = [UMBC(width, first.num_slots, first.out_dim, first.out_dim, HEADS, slots="given") for _ in range(1, passes)]
-    between = [SAB(first.out_dim, HEADS, layer_norm=True) for _ in later]
+    between = [SAB(first.out_dim, HEADS, layer_norm=layer_norm) for _ in later]
     pool = MultiPass([first, *later], between) if later else first
-    return pool, set_transformer_head(first.out_dim, HEADS, outputs=outputs)
+    return pool, set_transformer_head(first.out_dim, HEADS, head_dropout, outputs, layer_norm)
 
 
 def umbc_diff_em(width: int, outputs: int = 1, **options: Any) -> Parts:

@@ -4,7 +4,7 @@ import { ask, each, reporting, say } from "./connection.js";
 import { brush, colour, drawCursor, fresh, pause } from "./drawing.js";
 
 const MODELS = {
-  "umbc+passes": "UMBC, three passes",
+  "umbc+em": "UMBC + two steps of EM",
   "umbc+set-transformer": "UMBC + Set Transformer",
   deepsets: "DeepSets",
   sse: "SSE",

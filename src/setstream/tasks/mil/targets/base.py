@@ -37,6 +37,8 @@ class Target(ABC):
     """One kind of label."""
 
     kind: ClassVar[str]
+    #: Whether the loss compares the bags of a batch: then it is not the mean of the losses of its shares.
+    compares: ClassVar[bool] = False
     #: Options of a run that suit it, where they differ from those of the task.
     defaults: ClassVar[dict[str, Any]] = {}
     #: The metrics for which a report gives intervals.

@@ -107,6 +107,7 @@ class Cox(Survival):
     """Proportional hazards: one log risk."""
 
     kind = "cox"
+    compares = True
     defaults: ClassVar[dict[str, Any]] = {"batch": 16}
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
