@@ -1,4 +1,4 @@
-"""The results of finished runs as rows in docs/results/rows, which outlive their folders; and the tables that they make.
+"""The results of finished runs as rows in docs/results/TASK.jsonl, which outlive their folders; and the tables that they make.
 
     python benchmarks/rows.py clustering runs/clustering-released        # add the runs' rows, then print the table
     python benchmarks/rows.py clustering                                 # print the table
@@ -18,7 +18,7 @@ from setstream.report import find_runs
 from setstream.report.runs import FinishedRun, mean_and_sd
 from setstream.training.config import FREE, TrainConfig
 
-ROWS = Path(__file__).parents[1] / "docs" / "results" / "rows"
+ROWS = Path(__file__).parents[1] / "docs" / "results"
 #: The metric that orders a task's table, the lowest first, and the others that are shown.
 SHOWN = {"clustering": ("gap", "nll"), "completion": ("nll",)}
 WHERE = ("commit", "torch", "platform", "cores", "threads")

@@ -183,7 +183,8 @@ def test_a_step_reads_a_sample_of_large_sets_and_trust_is_measured_on_whole_ones
         one[:12, 0] += 6
     sources = [Counted(one) for one in sets]
     model = SetClassifier(**(SMALL | {"min_steps": 60}), members=2, chunk_size=100).fit(sources[:40], y[:40])
-    assert max(one.in_order for one in sources[:40]) <= 4 * 400  # for the scale, the statistics, and the trust
+    # For the scale, the statistics and the trust; and a chunk may be read ahead of each first look at a set.
+    assert max(one.in_order for one in sources[:40]) <= 4 * 400 + 4 * 100
     picks = [index for one in sources[:40] for index in one.picked[1:]]  # the first ones are for the levels of the shares
     assert all(len(index) == 50 == len(index.unique()) for index in picks)
     assert len(picks) > 2 * 60 * 16  # as many as steps and batches, and tests of early stopping
